@@ -15,6 +15,7 @@ from sklearn.decomposition import PCA
 
 import forked
 from fedpca import FederatedPCA, Federation, load
+from fedpca.engines.base import EngineWrapper
 from fedpca.errors import MessageError, PolicyRefused, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.protocol.message import compose, decode
@@ -198,16 +199,13 @@ def test_a_run_goes_on_without_a_site_whose_answers_are_lost_or_wrong(there, kin
     assert sine_of_angle(near_of(there, SITES[:2]).components_.T, far.components_.T) < 1e-8
 
 
-class Lying:
+class Lying(EngineWrapper):
     """A real engine of a coordinator that lies: it changes what some sites are told, or say."""
 
     def __init__(self, engine, tell=None, hear=None):
-        self.engine = engine
+        super().__init__(engine)
         self._tell = tell or (lambda site, request: request)
         self._hear = hear or (lambda site, request, reply: reply)
-
-    def __getattr__(self, name):
-        return getattr(self.engine, name)
 
     def ask(self, names, request, timeout):
         told = {name: self._tell(name, request) for name in names}

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_pri
 
 from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.engines import credentials
+from fedpca.engines.base import Engine
 from fedpca.errors import InputError, MessageError, PolicyRefused, QuorumLost
 from fedpca.privacy.masks import new_private_key, public_key_of
 from fedpca.privacy.offers import Offer, pack_offers, unpack_offers
@@ -168,10 +169,10 @@ class Silence(Exception):
     """A message or an answer that is lost on the way."""
 
 
-class Lying:
+class Lying(Engine):
     """An engine that tells some sites something else, or loses a message or an answer."""
 
-    declares = True
+    names, keys, sites, declares = (), {}, {}, True
 
     def __init__(self, sites, tell, keys=None, hear=lambda site, request, reply: None):
         self.sites, self.tell, self.hear, self.names = sites, tell, hear, list(sites)
@@ -186,11 +187,6 @@ class Lying:
             except Silence:
                 continue
             yield name, reply
-
-    def fingerprints(self):
-        return {}
-
-    def close(self): ...
 
 
 def key_pairs():

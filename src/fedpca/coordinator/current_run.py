@@ -21,7 +21,7 @@ from fedpca.coordinator.declaration import Declaration, refuse_unmaskable
 from fedpca.coordinator.journal import Journal
 from fedpca.coordinator.record import RunRecord, shares_of
 from fedpca.coordinator.round import Reply, Round, collect, joined, reasons_of
-from fedpca.engines.base import Summand, Total
+from fedpca.engines.base import Summand
 from fedpca.errors import (
     FedpcaError,
     InputError,
@@ -55,10 +55,9 @@ class CurrentRun:
     def __init__(
         self, fed: Federation, seed: int | None = None, identity: Mapping[str, Any] | None = None
     ) -> None:
-        absent: Mapping[str, str] = getattr(fed.engine, "absent", {})
         lost = [
             {"site": name, "round": 0, "question": "", "reason": f"site {name!r}: {reason}"}
-            for name, reason in absent.items()
+            for name, reason in fed.engine.absent.items()
         ]
         drawn = secrets.randbits(63) if seed is None else seed
         self.record = RunRecord(seed=drawn, sites=tuple(fed.engine.names), lost=lost)
@@ -127,7 +126,7 @@ class CurrentRun:
     def plan(self) -> RunPlan:
         """Return the plan of this attempt, as it is declared to the sites."""
         identity = self._identity or {}
-        keys: Mapping[str, str] = getattr(self._fed.engine, "keys", {})
+        keys = self._fed.engine.keys
         return RunPlan(
             run=self.name,
             program=str(identity.get("program", "program")),
@@ -211,10 +210,9 @@ class CurrentRun:
 
     def _hold_sites(self) -> None:
         """Reserve the sites before a run's first question, if other runs could use them, too."""
-        hold = getattr(self._fed.engine, "hold", None)
-        if hold is not None and self._is_going and self._reservation is None:
+        if self._is_going and self._reservation is None:
             with ExitStack() as held:
-                held.enter_context(hold(self.name))
+                held.enter_context(self._fed.engine.hold(self.name))
                 self._reservation = held.pop_all()
 
     def _release_sites(self) -> None:
@@ -304,7 +302,7 @@ class CurrentRun:
         if self._is_declared or self._identity is None:
             return {}
         plan = self.plan()
-        if not plan.privacy and not getattr(self._fed.engine, "declares", False):
+        if not plan.privacy and not self._fed.engine.declares:
             return {}
         if self._fed.secure:
             refuse_unmaskable(plan)
@@ -384,7 +382,7 @@ class CurrentRun:
         lost = failed if stopped_by is not None else failed | reasons_of(refused)
         in_order = {name: lost[name] for name in asked.sites if name in lost}
         asked.close(lost=in_order, is_void=bool(lost or refused))
-        self.record.proofs |= getattr(self._fed.engine, "proofs", {})
+        self.record.proofs |= self._fed.engine.proofs
         return stopped_by
 
     def _stopped_by(self, refused: Mapping[str, FedpcaError]) -> FedpcaError | None:
@@ -417,10 +415,10 @@ class CurrentRun:
 
     def _replies(self, asked: Round, names: Sequence[str]) -> Iterable[tuple[str, Reply | Summand]]:
         """Ask these sites, and return what each replied; some engines add up answers on the way."""
-        ask_total = getattr(self._fed.engine, "ask_total", None)
-        if ask_total is None or asked.verb != "sum":
-            return self._fed.engine.ask(names, asked.request, self._fed.timeout)
-        total: Total = ask_total(names, asked.request, self._fed.timeout)
+        asking = names, asked.request, self._fed.timeout
+        total = self._fed.engine.ask_total(*asking) if asked.verb == "sum" else None
+        if total is None:
+            return self._fed.engine.ask(*asking)
         asked.add_total(total)
         return total.replies.items()
 

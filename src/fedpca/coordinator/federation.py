@@ -98,6 +98,11 @@ class Federation:
         on_waiting: OnWaiting | None = None,
         secure: bool = False,
     ) -> None:
+        if not isinstance(engine, Engine):
+            raise InputError(
+                f"engine must be derived from fedpca.engines.base.Engine, not {type(engine).__name__}; "
+                "for rows in this process, use Federation.local"
+            )
         names = list(engine.names)
         if not names:
             raise InputError("a federation must have at least one site, got none; add a site")
@@ -367,11 +372,11 @@ class Federation:
         """Run ``program(federation, start)`` and return its result.
 
         Only the sites in `record.sites` contribute to the result. If sites are lost but enough remain
-        for a quorum, the program starts over with the remaining sites. ``start`` is then the best
-        subspace that the program has reported. In the first attempt, and if no subspace was reported,
-        ``start`` is None. ``identity`` describes the run in plain values, so that a journal from a
-        different run is refused. A site answers one run at a time. If a different run is using the
-        sites, this run raises `SitesBusy`, and the other run goes on.
+        for a quorum, the program starts over with the remaining sites. ``start`` is then a `WarmStart`
+        with the best subspace that the program has reported. In the first attempt, and if no subspace
+        was reported, ``start`` is None. ``identity`` describes the run in plain values, so that a
+        journal from a different run is refused. A site answers one run at a time. If a different run is
+        using the sites, this run raises `SitesBusy`, and the other run goes on.
         """
         with self._one_at_a_time():
             _refuse_lacking(self.engine, privacy="privacy" in identity)
@@ -411,10 +416,9 @@ def _check_verb(question: Question, verb: str) -> None:
 
 def _refuse_lacking(engine: Engine, **wanted: bool) -> None:
     """Refuse what an engine does not support."""
-    lacks: Mapping[str, str] = getattr(engine, "lacks", {})
     for name, is_wanted in wanted.items():
-        if is_wanted and name in lacks:
-            raise InputError(lacks[name])
+        if is_wanted and name in engine.lacks:
+            raise InputError(engine.lacks[name])
 
 
 def _check_approval(purpose: Any, approval_wait: Any) -> None:

@@ -13,6 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from fedpca.engines.base import Engine
 from fedpca.errors import InputError, SiteError, SitesBusy, SiteTimeout
 from fedpca.protocol.message import Message
 from fedpca.site.site import Site, cache_share, jobs_for
@@ -22,7 +23,7 @@ MAX_BEGUN = 4  # times n_jobs: how many sites may be working or have answers tha
 _RESERVING = threading.Lock()  # two engines may have sites in common
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """An engine for sites in this process.
 
     Parameters
@@ -60,7 +61,7 @@ class LocalEngine:
         for site in opened:
             site.is_in_process = True
         self._sites = {site.name: site for site in opened}
-        self.names = [site.name for site in opened]
+        self._names = [site.name for site in opened]  # `Federation` refuses duplicates
         self._n_jobs = n_jobs or jobs_for(opened)
         self._pool: ThreadPoolExecutor | None = None
 
@@ -80,6 +81,11 @@ class LocalEngine:
         finally:
             for site in sites:
                 site.reserved_by = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the sites."""
+        return self._names
 
     @property
     def sites(self) -> Mapping[str, Site]:

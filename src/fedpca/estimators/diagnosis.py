@@ -13,7 +13,6 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import RunRecord
-from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, JournalError, PolicyRefused
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.fitting import as_federation, without_labels
@@ -242,7 +241,7 @@ def _by_permutations(
 
 def _open_rows(model: FederatedPCA, fed: Federation) -> list[Rows] | str:
     """Return all sites' rows if this process may read them, and otherwise why it may not."""
-    if not isinstance(fed.engine, LocalEngine):
+    if not fed.engine.sites:
         return "needs all rows in this process; sign-flips needs only sums"
     sites = list(fed.engine.sites.values())
     if not all(site.policy.is_open for site in sites):

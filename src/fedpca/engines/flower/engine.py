@@ -24,7 +24,7 @@ from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from fedpca.engines.base import OnOnline, requested_sites
+from fedpca.engines.base import Engine, OnOnline, requested_sites
 from fedpca.engines.credentials import (
     CA,
     COORDINATOR_KEY,
@@ -62,7 +62,7 @@ NODE_POLL_S = 0.5  # pause between checks of which sites are online
 ABSENCE_LIMIT_S = 60.0  # how long to wait for an offline site or server
 
 
-class FlowerEngine:
+class FlowerEngine(Engine):
     """An engine for sites that have joined the server at ``link``.
 
     Parameters
@@ -111,21 +111,41 @@ class FlowerEngine:
         self._run: ClaimedRun | None = None
         self._hold: Hold | None = None
         self._pinned = dict(pinned or {})
-        self.sign = sign
+        self._sign = sign
         self._on_online, self._told_online = on_online, ([""], [""])
-        self.keys: dict[str, str] = {}  # fingerprints of the sites' keys
-        self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
-        self.proofs: dict[str, dict[str, str]] = {}  # of each site's last verified answer
+        self._keys: dict[str, str] = {}  # fingerprints of the sites' keys
+        self._absent: dict[str, str] = {}  # sites that a fit begins without, and why
+        self._proofs: dict[str, dict[str, str]] = {}  # of each site's last verified answer
         try:
             here = self._await_sites(resumed or sites, quorum, wait)
-            self.names = list(resumed) if resumed else here
+            self._names = list(resumed) if resumed else here
         except BaseException:
             self.close()
             raise
 
-    def fingerprints(self) -> Mapping[str, str]:
-        """Return an empty mapping, because only the sites can read their rows."""
-        return {}
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the sites."""
+        return self._names
+
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """Return the fingerprints of the sites' keys."""
+        return self._keys
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Return the sites that a fit begins without, and why."""
+        return self._absent
+
+    @property
+    def proofs(self) -> Mapping[str, dict[str, str]]:
+        """Return the proof of each site's last verified answer."""
+        return self._proofs
+
+    def sign(self, data: bytes) -> bytes | None:
+        """Return the signature with the coordinator's key, if there is one."""
+        return None if self._sign is None else self._sign(data)
 
     @contextmanager
     def hold(self, run: str) -> Iterator[None]:
@@ -161,7 +181,7 @@ class FlowerEngine:
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, bytes | SiteError]]:
         for name in names:
-            self.proofs.pop(name, None)  # the proof may be from a different run
+            self._proofs.pop(name, None)  # the proof may be from a different run
         limit = math.inf if timeout is None else timeout
         began = reached = time.monotonic()  # when the server was last reached
         asked = _Asked(
@@ -238,7 +258,7 @@ class FlowerEngine:
                     raise
                 time.sleep(NODE_POLL_S)
                 continue
-            self.keys = self._fingerprints_of(nodes)
+            self._keys = self._fingerprints_of(nodes)
             online = {node.name for node in nodes if node.status == "online"}
             wanted = self._wanted(sites, sorted(node.name for node in nodes))
             here = [name for name in wanted if name in online]
@@ -266,7 +286,7 @@ class FlowerEngine:
                 f"not online: {', '.join(offline)}; increase wait, or set a smaller quorum"
             )
         if not isinstance(sites, int):  # otherwise, it is unknown which offline sites were meant
-            self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
+            self._absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
 
     def _tell_online(self, names: Sequence[str], online: Collection[str]) -> None:
@@ -341,7 +361,7 @@ class FlowerEngine:
             )
         if shown.head == NO_HEAD:
             return SiteFailed("the site cannot write to its ledger")
-        self.proofs[name] = {
+        self._proofs[name] = {
             "head": shown.head,
             "digest_in": asked.digest,
             "commitment": committed,

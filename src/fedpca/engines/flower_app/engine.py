@@ -18,7 +18,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fedpca.engines.base import requested_sites
+from fedpca.engines.base import Engine, requested_sites
 from fedpca.engines.flower_app.envelope import ASK_ANSWER, ASK_NAME, unwrap, unwrap_name, wrap
 from fedpca.errors import (
     FedpcaError,
@@ -37,7 +37,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5  # between polls for answers; it grows w
 NODE_POLL_S = 0.5  # pause between polls for nodes
 
 
-class GridEngine:
+class GridEngine(Engine):
     """An engine for the sites at the nodes of a `Grid`.
 
     Parameters
@@ -65,12 +65,18 @@ class GridEngine:
     ) -> None:
         self._grid = grid
         self._nodes: dict[str, int] = {}  # the node of each site that has told its name
-        self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
-        self.names = self._await_sites(requested_sites(sites), quorum, wait)
+        self._absent: dict[str, str] = {}  # sites that a fit begins without, and why
+        self._names = self._await_sites(requested_sites(sites), quorum, wait)
 
-    def fingerprints(self) -> Mapping[str, str]:
-        """Return an empty mapping, because only the sites can read their rows."""
-        return {}
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the sites."""
+        return self._names
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Return the sites that a fit begins without, and why."""
+        return self._absent
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
@@ -89,9 +95,6 @@ class GridEngine:
                 yield nodes[node], SiteTimeout(f"no answer within {limit:g} s")
             else:
                 yield nodes[node], _answer_in(reply, request.max_answer_bytes)
-
-    def close(self) -> None:
-        """Do nothing, because the connection belongs to Flower."""
 
     def _await_sites(self, wanted: int | list[str], quorum: int | None, wait: float) -> list[str]:
         """Wait for all sites, or accept a quorum when the wait is over; return the sites' names."""
@@ -124,7 +127,7 @@ class GridEngine:
                 f"{'all' if quorum is None else quorum} are required{absent}; "
                 "increase wait, or set a smaller quorum"
             )
-        self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
+        self._absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
 
     def _has_lost(self, names: Sequence[str]) -> bool:
