@@ -66,7 +66,7 @@ class _Memory:
     after: Future | None = None
 
 
-class DaskEngine:
+class DaskEngine(Engine):
     """An engine for rows at the workers of a Dask cluster.
 
     Parameters
@@ -96,7 +96,11 @@ class DaskEngine:
         self._shares: Mapping[str, Share] = shares_of(client, rows)
         self._sites: dict[str, Future] = {}
         self._memories: dict[str, _Memory] = {}
-        self.names = list(self._shares)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of the sites."""
+        return list(self._shares)
 
     @classmethod
     def at_address(cls, address: str, rows: Any, choice: Mapping[str, Any]) -> DaskEngine:
@@ -115,7 +119,7 @@ class DaskEngine:
     ) -> Iterator[tuple[str, Message | SiteError]]:
         """Yield the answer of each site once all have answered or the time is up."""
         replies = self._submit(names, request)
-        _await(list(replies.values()), timeout)
+        self._await(list(replies.values()), timeout)
         for name, future in replies.items():
             yield name, _problem(future, timeout) or self._client.gather(future)
 
@@ -123,7 +127,7 @@ class DaskEngine:
         """Return the sum of the sites' answers, which workers add up in a tree."""
         replies = self._submit(names, request)
         root = self._tree(list(replies.values()))
-        _await([root], timeout)
+        self._await([root], timeout)
         problem = _problem(root, timeout)
         if problem is None:
             return self._result(root)
@@ -139,10 +143,6 @@ class DaskEngine:
             return Total({}, failed, {})
         total = self._result(self._tree(answered))
         return Total(total.arrays, {**total.replies, **failed}, total.sums)
-
-    def fingerprints(self) -> Mapping[str, str]:
-        """Return an empty mapping, because only the workers can read the rows."""
-        return {}
 
     def close(self) -> None:
         """Release what the cluster keeps for this engine."""
@@ -193,6 +193,12 @@ class DaskEngine:
     def _sum(self, parts: Sequence[Future]) -> Future:
         return self._client.submit(add_up, *parts, key=_key("add_up"))
 
+    def _await(self, futures: Sequence[Future], timeout: float | None) -> None:
+        """Wait until all futures are done, or until the time is up."""
+        # `wait` asks the client in use, and this engine's may not be that
+        with self._client.as_current(), suppress(TimeoutError):
+            wait(futures, timeout=timeout)
+
     def _result(self, future: Future) -> Total:
         total: Total = future.result()
         return total
@@ -224,12 +230,6 @@ def _about(question: str) -> tuple[bool, str]:
     except MessageError:  # the site reports this error
         return False, __name__
     return found.remembers, found.function.__module__
-
-
-def _await(futures: Sequence[Future], timeout: float | None) -> None:
-    """Wait until all futures are done, or until the time is up."""
-    with suppress(TimeoutError):
-        wait(futures, timeout=timeout)
 
 
 def _problem(future: Future, timeout: float | None) -> SiteError | None:
