@@ -107,7 +107,7 @@ class Journal:
         if len(prefix) < PREFIX_BYTES:
             return None
         if size is not None and size > length:
-            if MARK in self._file.read():
+            if _holds_record(self._file.read()):
                 raise JournalError(
                     f"{self.path} is damaged at byte {start:,}: an incomplete record is followed by "
                     "more records; specify a new file"
@@ -139,6 +139,23 @@ class Journal:
             raise JournalError(
                 f"{self.path} is in use by another run; wait for that run to end, or specify a new file"
             ) from None
+
+
+def _holds_record(data: bytes) -> bool:
+    """Return whether there is a whole record in ``data``, which begins within another record.
+
+    An answer may contain the bytes with which a record begins, so only a record that can be decoded
+    counts. Without one, nothing is lost if the rest of the file is asked again.
+    """
+    start = data.find(MARK)
+    while start >= 0:
+        size = encoded_size(data[start : start + PREFIX_BYTES])
+        if size is not None and start + size <= len(data):
+            with suppress(MessageError):
+                decode(data[start : start + size], limit=None)
+                return True
+        start = data.find(MARK, start + 1)
+    return False
 
 
 def recorded_sites(path: str | os.PathLike[str] | None) -> list[str] | None:
