@@ -21,6 +21,7 @@ from fedpca.coordinator.declaration import Declaration, refuse_unmaskable
 from fedpca.coordinator.journal import Journal
 from fedpca.coordinator.record import RunRecord, shares_of
 from fedpca.coordinator.round import Reply, Round, collect, joined, reasons_of
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.engines.base import Summand
 from fedpca.errors import (
     FedpcaError,
@@ -63,7 +64,9 @@ class CurrentRun:
         self.record = RunRecord(seed=drawn, sites=tuple(fed.engine.names), lost=lost)
         self.name = secrets.token_hex(8)
         self.dimensions: Dimensions = {}  # lengths that all later messages must have
-        self.best: Callable[[], Array] | None = None  # returns the best subspace that was reported
+        self.features: tuple[str, ...] | None = None  # their names, if they have any
+        # returns the best subspace that was reported; and the features of its rows
+        self.best: tuple[Callable[[], Array], tuple[str, ...] | None] | None = None
         self._fed: Federation = weakref.proxy(fed)  # weak, since a cycle would delay freeing both
         self._seed, self._identity = seed, identity
         self._attempt = 0
@@ -122,6 +125,13 @@ class CurrentRun:
         if asked.masks is not None:  # sizes are not part of the answer
             asked.total = {name: asked.total[name] for name in question.answers}
         return asked
+
+    def warm_start(self) -> WarmStart | None:
+        """Return the best subspace that was reported in an earlier attempt, if there is one."""
+        if self.best is None:
+            return None
+        subspace, features = self.best
+        return WarmStart(subspace(), features)
 
     def plan(self) -> RunPlan:
         """Return the plan of this attempt, as it is declared to the sites."""

@@ -22,6 +22,7 @@ from fedpca.coordinator.approval import OnWaiting
 from fedpca.coordinator.current_run import CurrentRun
 from fedpca.coordinator.journal import recorded_sites
 from fedpca.coordinator.record import RunRecord
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.engines.base import Engine, OnOnline
 from fedpca.errors import (
     InputError,
@@ -341,14 +342,18 @@ class Federation:
         """Return the plan of the current attempt, as it is declared to the sites."""
         return self._current.plan()
 
-    def bind(self, **lengths: int) -> None:
-        """Fix the lengths of dimensions for all later messages of the run, as in ``bind(d=30)``."""
+    def bind(self, *, features: Sequence[str] | None = None, **lengths: int) -> None:
+        """Fix the lengths of dimensions for all later messages of the run, as in ``bind(d=30)``.
+
+        ``features`` are the names of the d features, in the order of the rows of subspaces.
+        """
         self._current.dimensions |= lengths
+        self._current.features = None if features is None else tuple(features)
 
     def report(self, residual: float, subspace: Callable[[], Array]) -> None:
         """Record the residual after a round, and a function that returns the best subspace so far."""
         self.record.history[-1]["residual"] = residual
-        self._current.best = subspace
+        self._current.best = subspace, self._current.features
 
     def report_influence(self, kind: str, values: Mapping[str, float]) -> None:
         """Record one number about each site's part in the result, as in `RunRecord.influence`."""
@@ -364,7 +369,7 @@ class Federation:
 
     def run(
         self,
-        program: Callable[[Federation, Array | None], T],
+        program: Callable[[Federation, WarmStart | None], T],
         *,
         identity: Mapping[str, Any],
         seed: int | None = None,
@@ -385,7 +390,7 @@ class Federation:
                 while True:
                     try:
                         with threads_for_entries(0):  # one BLAS thread, until large arrays are used
-                            result = program(self, None if current.best is None else current.best())
+                            result = program(self, current.warm_start())
                         current.go_on_after_refusal()
                         return result
                     except SitesLost as lost:
