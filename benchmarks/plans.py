@@ -124,8 +124,6 @@ def rounds(quick: bool) -> None:
 class Traced(Engine):
     """An engine that measures the memory of its sites apart from that of the coordinator."""
 
-    names: Sequence[str] = ()
-
     def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
         self._sites = {name: Site(own, name=name) for name, own in rows.items()}
         self.names = list(rows)

@@ -163,7 +163,7 @@ def test_a_policy_that_requires_secure_sums_needs_the_keys_of_peers_across_machi
 class _Logged(Engine):
     """An engine whose sites answer through their logs, as `fedpca join` does."""
 
-    names, declares = (), True
+    declares = True
 
     def __init__(self, logs):
         self.logs, self.names = logs, tuple(logs)

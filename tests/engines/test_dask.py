@@ -171,7 +171,7 @@ def test_a_killed_worker_changes_nothing_but_who_answers(processes):
             os.kill(pids[place[0]], signal.SIGKILL)
             killed.extend(place)
 
-    fed.on_round = on_round
+    fed.terms.on_round = on_round
     fitted = LANCZOS().fit(fed)
     assert killed
     assert fitted.run_.rounds > 6

@@ -123,7 +123,7 @@ def test_a_site_that_restarts_in_mid_run_has_its_keys_again(whole, policy, numbe
         if entry["round"] == number:
             again = Site(PARTS["b"], name="b", policy=POLICIES[policy], store=tmp_path)
             again.is_in_process, again.reserved_by = True, engine.engine
-            engine.engine._sites["b"] = again
+            engine.engine.sites["b"] = again
 
     model = MODEL().fit(Federation(engine, secure=True, on_round=restart))
     assert same_bits(model, whole)
@@ -172,7 +172,7 @@ class Silence(Exception):
 class Lying(Engine):
     """An engine that tells some sites something else, or loses a message or an answer."""
 
-    names, keys, sites, declares = (), {}, {}, True
+    declares = True
 
     def __init__(self, sites, tell, keys=None, hear=lambda site, request, reply: None):
         self.sites, self.tell, self.hear, self.names = sites, tell, hear, list(sites)

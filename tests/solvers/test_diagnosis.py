@@ -223,7 +223,7 @@ def test_sites_with_few_rows_keep_their_flips_and_tell_the_rest():
     rng = np.random.default_rng(0)
     parts = {name: rows(rng, 40) for name in "abc"}
     closed = [Site(own, name=name, policy=CLOSED) for name, own in parts.items()]
-    engine = ScriptedEngine(closed, lambda reply: reply.answer)
+    engine = ScriptedEngine(closed, lambda reply: reply.answer, hides_rows=True)
     for site in closed:
         site.is_in_process = False  # as if they were on other machines
     model = FederatedPCA(K).fit(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import ClassVar
 
 import numpy as np
@@ -199,9 +200,10 @@ def test_a_broken_promise_of_an_engine_is_named(script, text):
     ],
 )
 def test_a_broken_member_of_an_engine_is_named(member, value, text):
-    broken = type("Broken", (LocalEngine,), {member: value})
+    engine = ScriptedEngine(ROWS, hides_rows=True)
+    setattr(engine, member, MethodType(value, engine) if callable(value) else value)
     with pytest.raises(AssertionError, match=text):
-        check_engine(broken(ROWS))
+        check_engine(engine)
 
 
 def test_anything_that_is_not_derived_from_the_contract_is_refused():

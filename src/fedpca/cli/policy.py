@@ -212,7 +212,6 @@ class _Declared(Exception):
 class _PlanCatcher(Engine):
     """An engine without sites that raises the first plan it is asked to send."""
 
-    names: Sequence[str] = ()
     declares = True
 
     def __init__(self, names: Sequence[str]) -> None:

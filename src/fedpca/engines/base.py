@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from numbers import Integral
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedpca.arrays import Arrays
@@ -16,6 +17,7 @@ from fedpca.protocol.message import Header, Message
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 FEATURES = ("secure", "journal", "privacy")  # what an engine may lack
 # called with the names of all sites and the names of those online
 OnOnline = Callable[[Sequence[str], Sequence[str]], None]
@@ -42,17 +44,44 @@ class Total:
 class Engine(ABC):
     """A transport that carries questions to sites and answers back.
 
-    To write an engine, derive a class from this one and override `names` and `ask`. Every other member
-    stands for something that only some transports have, and does nothing until it is overridden. To
-    look at messages on their way, or to change them, wrap an engine in an `EngineWrapper`.
+    To write an engine, derive a class from this one, set `names`, and override `ask`. Every other
+    member stands for something that only some transports have, and does nothing until it is set or
+    overridden. To look at messages on their way, or to change them, wrap an engine in an
+    `EngineWrapper`.
 
     `fedpca.testing.check_engine` checks that an engine meets the requirements below.
+
+    Attributes
+    ----------
+    names : sequence of str
+        The names of the sites; sums are computed in their order.
+    declares : bool
+        Whether a run declares its plan to the sites before the first question.
+    lacks : dict
+        The reason for each unsupported feature: "secure", "journal", or "privacy".
+    absent : dict
+        The sites that the engine was given but begins without, and why.
+    keys : dict
+        The fingerprint of each site's key, if the sites have keys; the plan lists them.
+    proofs : dict
+        The proof of each site's last verified answer, with the fields that `RunRecord.proofs`
+        describes, if the sites sign their answers. An answer without a valid signature becomes a
+        `SiteError`.
+    sites : dict
+        The sites that are in this process, by name.
+    ask_total : callable or None
+        Takes the same arguments as `ask`, and returns the `Total` of the answers, if the engine adds
+        up answers on their way.
     """
 
-    @property
-    @abstractmethod
-    def names(self) -> Sequence[str]:
-        """Return the names of the sites; sums are computed in their order."""
+    names: Sequence[str] = ()
+    declares: bool = False
+    lacks: Mapping[str, str] = NOTHING
+    absent: Mapping[str, str] = NOTHING
+    keys: Mapping[str, str] = NOTHING
+    proofs: Mapping[str, dict[str, str]] = NOTHING
+    sites: Mapping[str, Site] = NOTHING
+    ask_total: Callable[[Sequence[str], Message, float | None], Total] | None = None
 
     @abstractmethod
     def ask(
@@ -66,12 +95,6 @@ class Engine(ABC):
         too, before it is downloaded completely. The engine encodes the message if the message leaves
         the process.
         """
-
-    def ask_total(
-        self, names: Sequence[str], request: Message, timeout: float | None
-    ) -> Total | None:
-        """Return the sum of the answers if they are added up on their way, and otherwise None."""
-        return None
 
     def close(self) -> None:
         """Release connections and threads; a later `ask` reopens them."""
@@ -96,39 +119,15 @@ class Engine(ABC):
         """Return the coordinator's signature of a plan, which the sites check; None without a key."""
         return None
 
-    @property
-    def sites(self) -> Mapping[str, Site]:
-        """Return the sites that are in this process."""
-        return {}
 
-    @property
-    def declares(self) -> bool:
-        """Return whether a run declares its plan to the sites before the first question."""
-        return False
+class _Forwarded:
+    """A member that a wrapper has from the engine below it, whenever it is asked for."""
 
-    @property
-    def lacks(self) -> Mapping[str, str]:
-        """Return the reason for each unsupported feature: "secure", "journal", or "privacy"."""
-        return {}
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
-    @property
-    def absent(self) -> Mapping[str, str]:
-        """Return the sites that the engine was given but begins without, and why."""
-        return {}
-
-    @property
-    def keys(self) -> Mapping[str, str]:
-        """Return the fingerprint of each site's key, if the sites have keys; the plan lists them."""
-        return {}
-
-    @property
-    def proofs(self) -> Mapping[str, dict[str, str]]:
-        """Return the proof of each site's last verified answer, if the sites sign their answers.
-
-        `RunRecord.proofs` describes the fields. An answer without a valid signature becomes a
-        `SiteError`.
-        """
-        return {}
+    def __get__(self, wrapper: EngineWrapper | None, owner: type) -> Any:
+        return self if wrapper is None else getattr(wrapper.engine, self._name)
 
 
 class EngineWrapper(Engine):
@@ -161,53 +160,26 @@ class EngineWrapper(Engine):
     explained_in_summary
     """
 
+    names: Any = _Forwarded()
+    declares: Any = _Forwarded()
+    lacks: Any = _Forwarded()
+    absent: Any = _Forwarded()
+    keys: Any = _Forwarded()
+    proofs: Any = _Forwarded()
+    sites: Any = _Forwarded()
+    close: Any = _Forwarded()
+    hold: Any = _Forwarded()
+    fingerprints: Any = _Forwarded()
+    sign: Any = _Forwarded()
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self.engine.names
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | bytes | SiteError]]:
+        """Send a message through the engine, and yield its answers."""
         return self.engine.ask(names, request, timeout)
-
-    def close(self) -> None:
-        self.engine.close()
-
-    def hold(self, run: str) -> AbstractContextManager[None]:
-        return self.engine.hold(run)
-
-    def fingerprints(self) -> Mapping[str, str]:
-        return self.engine.fingerprints()
-
-    def sign(self, data: bytes) -> bytes | None:
-        return self.engine.sign(data)
-
-    @property
-    def sites(self) -> Mapping[str, Site]:
-        return self.engine.sites
-
-    @property
-    def declares(self) -> bool:
-        return self.engine.declares
-
-    @property
-    def lacks(self) -> Mapping[str, str]:
-        return self.engine.lacks
-
-    @property
-    def absent(self) -> Mapping[str, str]:
-        return self.engine.absent
-
-    @property
-    def keys(self) -> Mapping[str, str]:
-        return self.engine.keys
-
-    @property
-    def proofs(self) -> Mapping[str, dict[str, str]]:
-        return self.engine.proofs
 
 
 def requested_sites(sites: Any) -> int | list[str]:

@@ -145,7 +145,7 @@ def diagnose(
     plain = {**frame, "n_components": "auto", "tol": TOL, "max_rounds": MAX_ROUNDS}
     facts, run = _run(fed, diagnose_sums, "Diagnosis", plain, given, random_state)
     mapped, reason, sites_run = None, "it was not asked for (site_map=False)", RunRecord()
-    if site_map and fed.secure:
+    if site_map and fed.terms.secure:
         reason = "secure sums hide each site's summary; use a federation without secure sums"
     elif site_map:
         k, d = model.components_.shape

@@ -118,9 +118,9 @@ def _check_total(engine: Engine) -> None:
     names = list(engine.names)
     arrays = {"features": np.empty(0, np.uint8), "missing": np.asarray(0)}
     request = _request(engine, "check.4", 1, count_and_sum.name, "sum", arrays)
-    total = engine.ask_total(names, request, WAIT_S)
-    if total is None:
+    if engine.ask_total is None:
         return
+    total = engine.ask_total(names, request, WAIT_S)
     _require(
         sorted(total.replies) == sorted(names),
         f"asked {names} for a total, but got replies of {list(total.replies)}",

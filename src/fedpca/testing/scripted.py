@@ -12,14 +12,13 @@ before the coordinator does::
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fedpca.engines.base import Engine, EngineWrapper
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import SiteError
 from fedpca.protocol.message import Message, decode, encode
-from fedpca.site.site import Site
 
 Answer = Message | bytes | SiteError
 
@@ -98,18 +97,11 @@ class ScriptedEngine(EngineWrapper):
         super().__init__(
             sites if isinstance(sites, Engine) else LocalEngine(sites, journal=journal)
         )
-        self._script, self._as_bytes, self._hides_rows = script, as_bytes, hides_rows
+        self._script, self._as_bytes = script, as_bytes
+        if hides_rows:
+            self.sites, self.fingerprints = {}, dict
         self.asked: list[Asked] = []
         self.bytes_down = self.bytes_up = 0
-
-    @property
-    def sites(self) -> Mapping[str, Site]:
-        """Return the sites in this process, unless the engine acts like one between machines."""
-        return {} if self._hides_rows else self.engine.sites
-
-    def fingerprints(self) -> Mapping[str, str]:
-        """Return what identifies the rows, unless the engine acts like one between machines."""
-        return {} if self._hides_rows else self.engine.fingerprints()
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None

@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 from distributed import Client, Future, get_client, wait
 
@@ -79,15 +80,18 @@ class DaskEngine(Engine):
         Options of `Site` that say which columns are features.
     """
 
-    lacks: ClassVar[Mapping[str, str]] = {
-        "secure": "secure sums hide each site's answers, but all rows on a Dask cluster have one "
-        "owner, who can read them anyway; omit secure=True, or use Federation.flower for rows of "
-        "several owners",
-        "journal": "a journal cannot resume a fit on a Dask cluster, where the sites' memory ends with "
-        "the client; omit the journal: a fit there survives the loss of a worker even without one",
-        "privacy": "on a Dask cluster, every worker would have to add the full noise; fit the rows "
-        "in one process, or with Federation.flower and secure=True",
-    }
+    lacks = MappingProxyType(
+        {
+            "secure": "secure sums hide each site's answers, but all rows on a Dask cluster have one "
+            "owner, who can read them anyway; omit secure=True, or use Federation.flower for rows of "
+            "several owners",
+            "journal": "a journal cannot resume a fit on a Dask cluster, where the sites' memory ends "
+            "with the client; omit the journal: a fit there survives the loss of a worker even without "
+            "one",
+            "privacy": "on a Dask cluster, every worker would have to add the full noise; fit the rows "
+            "in one process, or with Federation.flower and secure=True",
+        }
+    )
 
     def __init__(self, client: Client, rows: Any, choice: Mapping[str, Any] | None = None) -> None:
         self._client = client
@@ -96,11 +100,7 @@ class DaskEngine(Engine):
         self._shares: Mapping[str, Share] = shares_of(client, rows)
         self._sites: dict[str, Future] = {}
         self._memories: dict[str, _Memory] = {}
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Return the names of the sites."""
-        return list(self._shares)
+        self.names = list(self._shares)
 
     @classmethod
     def at_address(cls, address: str, rows: Any, choice: Mapping[str, Any]) -> DaskEngine:

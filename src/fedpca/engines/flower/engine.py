@@ -113,35 +113,13 @@ class FlowerEngine(Engine):
         self._pinned = dict(pinned or {})
         self._sign = sign
         self._on_online, self._told_online = on_online, ([""], [""])
-        self._keys: dict[str, str] = {}  # fingerprints of the sites' keys
-        self._absent: dict[str, str] = {}  # sites that a fit begins without, and why
-        self._proofs: dict[str, dict[str, str]] = {}  # of each site's last verified answer
+        self.proofs: dict[str, dict[str, str]] = {}
         try:
             here = self._await_sites(resumed or sites, quorum, wait)
-            self._names = list(resumed) if resumed else here
+            self.names = list(resumed) if resumed else here
         except BaseException:
             self.close()
             raise
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Return the names of the sites."""
-        return self._names
-
-    @property
-    def keys(self) -> Mapping[str, str]:
-        """Return the fingerprints of the sites' keys."""
-        return self._keys
-
-    @property
-    def absent(self) -> Mapping[str, str]:
-        """Return the sites that a fit begins without, and why."""
-        return self._absent
-
-    @property
-    def proofs(self) -> Mapping[str, dict[str, str]]:
-        """Return the proof of each site's last verified answer."""
-        return self._proofs
 
     def sign(self, data: bytes) -> bytes | None:
         """Return the signature with the coordinator's key, if there is one."""
@@ -181,7 +159,7 @@ class FlowerEngine(Engine):
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, bytes | SiteError]]:
         for name in names:
-            self._proofs.pop(name, None)  # the proof may be from a different run
+            self.proofs.pop(name, None)  # the proof may be from a different run
         limit = math.inf if timeout is None else timeout
         began = reached = time.monotonic()  # when the server was last reached
         asked = _Asked(
@@ -258,7 +236,7 @@ class FlowerEngine(Engine):
                     raise
                 time.sleep(NODE_POLL_S)
                 continue
-            self._keys = self._fingerprints_of(nodes)
+            self.keys = self._fingerprints_of(nodes)
             online = {node.name for node in nodes if node.status == "online"}
             wanted = self._wanted(sites, sorted(node.name for node in nodes))
             here = [name for name in wanted if name in online]
@@ -286,7 +264,7 @@ class FlowerEngine(Engine):
                 f"not online: {', '.join(offline)}; increase wait, or set a smaller quorum"
             )
         if not isinstance(sites, int):  # otherwise, it is unknown which offline sites were meant
-            self._absent = dict.fromkeys(offline, f"not online after {wait:g} s")
+            self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
 
     def _tell_online(self, names: Sequence[str], online: Collection[str]) -> None:
@@ -361,7 +339,7 @@ class FlowerEngine(Engine):
             )
         if shown.head == NO_HEAD:
             return SiteFailed("the site cannot write to its ledger")
-        self._proofs[name] = {
+        self.proofs[name] = {
             "head": shown.head,
             "digest_in": asked.digest,
             "commitment": committed,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from flwr.app import Message as FlowerMessage
@@ -65,18 +65,7 @@ class GridEngine(Engine):
     ) -> None:
         self._grid = grid
         self._nodes: dict[str, int] = {}  # the node of each site that has told its name
-        self._absent: dict[str, str] = {}  # sites that a fit begins without, and why
-        self._names = self._await_sites(requested_sites(sites), quorum, wait)
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Return the names of the sites."""
-        return self._names
-
-    @property
-    def absent(self) -> Mapping[str, str]:
-        """Return the sites that a fit begins without, and why."""
-        return self._absent
+        self.names = self._await_sites(requested_sites(sites), quorum, wait)
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
@@ -127,7 +116,7 @@ class GridEngine(Engine):
                 f"{'all' if quorum is None else quorum} are required{absent}; "
                 "increase wait, or set a smaller quorum"
             )
-        self._absent = dict.fromkeys(offline, f"not online after {wait:g} s")
+        self.absent = dict.fromkeys(offline, f"not online after {wait:g} s")
         return here
 
     def _has_lost(self, names: Sequence[str]) -> bool:
