@@ -200,7 +200,7 @@ def test_a_broken_promise_of_an_engine_is_named(script, text):
     ],
 )
 def test_a_broken_member_of_an_engine_is_named(member, value, text):
-    engine = ScriptedEngine(ROWS, hides_rows=True)
+    engine = ScriptedEngine(ROWS, as_bytes=False, hides_rows=True)
     setattr(engine, member, MethodType(value, engine) if callable(value) else value)
     with pytest.raises(AssertionError, match=text):
         check_engine(engine)
