@@ -328,12 +328,11 @@ class Federation:
 
         If a site's policy refuses such a question, `PolicyRefused` is raised, and no site is lost.
         """
-        run = self._current
-        before, run.asks_optional = run.asks_optional, True
+        before, self.terms.is_optional = self.terms.is_optional, True
         try:
             yield
         finally:
-            run.asks_optional = before
+            self.terms.is_optional = before
 
     @property
     def record(self) -> RunRecord:

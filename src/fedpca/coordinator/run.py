@@ -48,6 +48,7 @@ class Terms:
     approval_wait: float
     on_waiting: OnWaiting | None
     secure: bool
+    is_optional: bool = False  # whether answers can be done without, maybe those of a whole run
 
 
 @dataclass
@@ -93,7 +94,6 @@ class Run:
         drawn = secrets.randbits(63) if seed is None else seed
         self.record = RunRecord(seed=drawn, sites=tuple(terms.engine.names), lost=lost)
         self.name = secrets.token_hex(8)
-        self.asks_optional = False  # whether the program can do without an answer to its question
         self._terms, self._identity, self._seed = terms, identity, seed
         self._journal: Journal | None = None
         self._is_going = False  # whether `until_its_end` has begun and not yet ended
@@ -399,7 +399,7 @@ class Run:
         Refusals stop a run that would have no quorum left, so that a person sees the reasons. If the
         program can do without an answer, it sees the refusals of policies itself.
         """
-        is_for_program = self.asks_optional and any(
+        is_for_program = self._terms.is_optional and any(
             isinstance(error, PolicyRefused) for error in refused.values()
         )
         may_lose = self._terms.on_refusal == "lose" and not is_for_program
