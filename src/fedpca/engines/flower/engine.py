@@ -117,6 +117,8 @@ class FlowerEngine(Engine):
         try:
             here = self._await_sites(resumed or sites, quorum, wait)
             self.names = list(resumed) if resumed else here
+            # the server has keys of sites that do not take part, too
+            self.keys = {name: key for name, key in self.keys.items() if name in self.names}
         except BaseException:
             self.close()
             raise
