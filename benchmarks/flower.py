@@ -40,6 +40,7 @@ from threadpoolctl import threadpool_limits
 from fedpca import FederatedPCA, Federation, Site
 from fedpca.cli.demo_federation import Trial, await_port, free_port
 from fedpca.engines import credentials
+from fedpca.engines.base import Engine
 from fedpca.protocol.message import Message, encode
 from fedpca.protocol.plan import DECLARE
 from fedpca.protocol.question import Question
@@ -55,7 +56,7 @@ Program = Callable[[Federation], np.ndarray]
 Rounds = tuple[np.ndarray, list[tuple[str, float, float]]]
 
 
-class Within:
+class Within(Engine):
     """Sites within this process that answer encoded messages, and log them as `fedpca join` does."""
 
     names = NAMES

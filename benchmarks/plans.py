@@ -33,6 +33,7 @@ import numpy as np
 
 import fedpca
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, Site
+from fedpca.engines.base import Engine
 from fedpca.protocol.message import Message, decode, encode
 from fedpca.solvers.robust.course import OUTLIER_SIZE
 
@@ -120,7 +121,7 @@ def rounds(quick: bool) -> None:
         )
 
 
-class Traced:
+class Traced(Engine):
     """An engine that measures the memory of its sites apart from that of the coordinator."""
 
     def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
@@ -130,9 +131,6 @@ class Traced:
         self.site_peak = self.server_peak = 0
         self._before = resident()
         forget_peak()
-
-    def fingerprints(self) -> Mapping[str, str]:
-        return {}
 
     def close(self) -> None:
         self._coordinator_worked()

@@ -34,6 +34,7 @@ from fedpca.cli.demo_federation import Trial, await_port, free_port
 from fedpca.coordinator.ledger import ENVELOPE
 from fedpca.coordinator.record import RunRecord
 from fedpca.engines import credentials
+from fedpca.engines.base import EngineWrapper
 from fedpca.engines.local import LocalEngine
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.protocol.message import Message
@@ -45,17 +46,17 @@ MAX_RATIO, MAX_SITE_MS, MAX_COORDINATOR_MS, MAX_SHARE = 3.0, 50.0, 100.0, 0.10
 NAMES = ("north", "south", "west")
 
 
-class Timed:
+class Timed(EngineWrapper):
     """An engine that measures how much processor time the sites take."""
 
     def __init__(self, sites: Any) -> None:
-        self._engine = LocalEngine(sites)
-        self.names, self.at_sites = self._engine.names, 0.0
+        super().__init__(LocalEngine(sites))
+        self.at_sites = 0.0
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Any]]:
-        answers = self._engine.ask(names, request, timeout)
+        answers = self.engine.ask(names, request, timeout)
         while True:
             began = time.process_time()
             answer = next(answers, None)
@@ -63,12 +64,6 @@ class Timed:
             if answer is None:
                 return
             yield answer
-
-    def fingerprints(self) -> dict[str, str]:
-        return {}
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 def prepared(fed: Federation, d: int) -> None:

@@ -122,6 +122,7 @@ GROUPS = (
         "solver](../how-to/add-a-solver.md).",
         [
             ("fedpca.engines.base", "Engine"),
+            ("fedpca.engines.base", "EngineWrapper"),
             *(("fedpca.testing", name) for name in fedpca.testing.__all__),
         ],
     ),

@@ -9,7 +9,7 @@ import numpy as np
 from fedpca import Federation
 from fedpca.arrays import Array
 from fedpca.audit import attacks
-from fedpca.audit.transcript import Listener, Published, View
+from fedpca.audit.transcript import Published, RecordingEngine, View
 from fedpca.engines.local import LocalEngine
 from fedpca.solvers import Faps, Problem
 from fedpca.solvers.common_features import common_features
@@ -49,7 +49,7 @@ def error(seed: int, start_apart: bool) -> float:
 
 def first_message(sites: list[Array], seed: int, start_apart: bool) -> View:
     """Return what is heard from the first site in one round of FAPS, uncentered."""
-    listener = Listener(LocalEngine(sites))
+    listener = RecordingEngine(LocalEngine(sites))
 
     def program(fed: Federation, start: Array | None) -> None:
         limits = {"center": False, "start": start, "tol": 0.0, "max_rounds": 1}

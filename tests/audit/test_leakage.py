@@ -17,7 +17,7 @@ from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.audit import attacks
 from fedpca.audit.exposures import Target
 from fedpca.audit.leakage import audit, rounds_to_look_at
-from fedpca.audit.transcript import LISTENERS, Listener, Published, record
+from fedpca.audit.transcript import LISTENERS, Published, RecordingEngine, record
 from fedpca.cli.app import app
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, PolicyRefused
@@ -105,7 +105,7 @@ def masked_refits(sites, name, *, start_apart):
     """The first messages of FAPS from 16 starts, as one coordinator hears them."""
     views = []
     for seed in range(16):
-        listener = Listener(LocalEngine(sites))
+        listener = RecordingEngine(LocalEngine(sites))
 
         def program(fed, start):
             problem = Problem(common_features(fed), 10, tol=0.0, max_rounds=1, start=start)
@@ -372,7 +372,7 @@ def test_listener_hears_bytes_and_failures_as_they_are():
         return SiteTimeout("too late")
 
     sites = unlike_sites()
-    listener = Listener(ScriptedEngine(sites, lose_the_first))
+    listener = RecordingEngine(ScriptedEngine(sites, lose_the_first))
     FederatedPCA(3, solver="covariance").fit(Federation(listener))
     direct = record(FederatedPCA(3, solver="covariance"), sites)
     with pytest.raises(InputError, match="no model yet"):

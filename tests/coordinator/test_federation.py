@@ -6,7 +6,9 @@ import re
 import threading
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.base import clone
 
 from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.engines import local
@@ -223,6 +225,29 @@ def test_a_fit_that_lost_sites_starts_again_warm():
     assert warm.run_.sites == ("a", "b", "c")
     again = [entry for entry in warm.run_.history[late:] if entry["residual"] is not None]
     assert len(again) < 0.5 * cold.run_.solver_rounds
+
+
+def test_a_warm_start_follows_the_columns_if_the_site_that_ordered_them_is_lost():
+    """Otherwise, the second attempt would begin as far away as from a random subspace."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((1800, 60)) * np.geomspace(2, 1, 60)
+    X[:, :3] *= 1.1
+    order = {"a": np.arange(60), "b": rng.permutation(60)}
+    order["c"] = order["b"]
+    parts = dict(zip("abc", np.split(X, [5, 900]), strict=True))
+    sites = {
+        n: pd.DataFrame(x[:, order[n]]).set_axis(order[n].astype(str), axis=1)
+        for n, x in parts.items()
+    }
+    model = FederatedPCA(3, solver="power", random_state=0, tol=1e-6, max_rounds=5000)
+    left = {name: sites[name] for name in "bc"}
+    cold = clone(model).fit(left).run_
+    last = clone(model).fit(sites).run_.rounds
+    engine = meddling(sites, {"a": altered}, first_round=last)
+    warm = clone(model).fit(Federation(engine, quorum=2)).run_
+    assert warm.sites == ("b", "c")
+    again = [entry for entry in warm.history[last:] if entry["residual"] is not None]
+    assert len(again) < 0.5 * cold.solver_rounds
 
 
 @pytest.mark.parametrize("solver", ["lanczos", "power"])

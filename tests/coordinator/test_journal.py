@@ -156,6 +156,19 @@ def test_a_torn_last_record_is_dropped(cut, tmp_path):
     assert rounds_asked(third) == []
 
 
+def test_a_torn_record_that_contains_the_mark_of_records_is_dropped(tmp_path):
+    """Answers are arbitrary bytes, such as column names, so the mark may be among them."""
+    path = tmp_path / "j"
+    with pytest.raises(Crash):
+        fit(crashing(SITES, 6, path), path, "lanczos", random_state=2)
+    marks = np.frombuffer(b"FedP" * 50 + encode(compose({"round": 7}, {}))[:-1], np.uint8)
+    torn = encode(compose({"round": 6}, {"features": marks, "x": RNG.standard_normal(9)}))[:-1]
+    path.write_bytes(path.read_bytes() + torn)
+    resumed = fit(LocalEngine, path, "lanczos", random_state=2)
+    whole = fit(LocalEngine, None, "lanczos", random_state=2)
+    assert resumed.components_.tobytes() == whole.components_.tobytes()
+
+
 def test_what_is_torn_leaves_nothing_behind_what_is_written_in_its_place(tmp_path):
     path = tmp_path / "j"
     with pytest.raises(Crash):

@@ -11,6 +11,7 @@ import pytest
 from command_line import run as run_command
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, Policy, RobustPCA, Site, load
 from fedpca.coordinator.record import RunRecord
+from fedpca.engines.base import Engine
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.privacy.offers import roster_hash
 from fedpca.protocol.message import compose, decode, encode
@@ -159,7 +160,7 @@ def test_a_policy_that_requires_secure_sums_needs_the_keys_of_peers_across_machi
     Policy(min_sites=3, require=("secure",), peers=("a" * 64,)).refuse_unknown_sites()
 
 
-class _Logged:
+class _Logged(Engine):
     """An engine whose sites answer through their logs, as `fedpca join` does."""
 
     declares = True
@@ -167,15 +168,9 @@ class _Logged:
     def __init__(self, logs):
         self.logs, self.names = logs, tuple(logs)
 
-    def fingerprints(self):
-        return {}
-
     def ask(self, names, request, timeout):
         for name in names:
             yield name, self.logs[name].answer(encode(request))
-
-    def close(self):
-        pass
 
 
 def test_a_sites_own_log_says_that_an_answer_was_masked(parts, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from functools import partial
 
@@ -18,13 +19,15 @@ import zarr
 from distributed import Client, LocalCluster
 
 import command_line
+import forked
 from cohorts import three_cohorts
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, Privacy, RobustPCA, StreamingPCA, load
+from fedpca.audit.transcript import RecordingEngine
 from fedpca.engines.dask import engine as dask_engine
 from fedpca.engines.dask.engine import DaskEngine
 from fedpca.errors import InputError, LinkError, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
-from fedpca.testing import check_engine
+from fedpca.testing import ScriptedEngine, check_engine
 from support import gapped_rows, low_rank_rows
 
 pytestmark = pytest.mark.process
@@ -70,6 +73,18 @@ def test_an_engine_for_dask_keeps_the_promises_of_an_engine(threads):
     # the last bits, and rows that are costly to read are added up in one reading
     held = {name: threads.persist(da.from_array(x, x.shape)) for name, x in rows.items()}
     check_engine(DaskEngine(threads, held), rows)
+
+
+@pytest.mark.parametrize("options", [{"secure": True}, {"journal": "run.journal"}], ids=str)
+def test_a_wrapped_engine_refuses_what_the_engine_on_a_cluster_refuses(threads, options, tmp_path):
+    options = {name: tmp_path / v if name == "journal" else v for name, v in options.items()}
+    engine = DaskEngine(threads, CHUNKED)
+    with pytest.raises(InputError) as bare:
+        Federation(engine, **options)
+    for wrap in (ScriptedEngine, RecordingEngine):
+        with pytest.raises(InputError) as wrapped:
+            Federation(wrap(engine), **options)
+        assert str(wrapped.value) == str(bare.value)
 
 
 def sparse_blocks():
@@ -156,7 +171,7 @@ def test_a_killed_worker_changes_nothing_but_who_answers(processes):
             os.kill(pids[place[0]], signal.SIGKILL)
             killed.extend(place)
 
-    fed.on_round = on_round
+    fed.terms.on_round = on_round
     fitted = LANCZOS().fit(fed)
     assert killed
     assert fitted.run_.rounds > 6
@@ -195,6 +210,36 @@ def test_files_are_read_by_the_workers(processes, tmp_path, monkeypatch):
     part[:9].to_parquet(tmp_path / "part-0.parquet", index=False)  # fewer rows than before
     with pytest.raises(InputError, match="a file has changed"):
         FederatedPCA(3).fit(fed)
+
+
+@pytest.fixture(scope="module")
+def shell(processes, tmp_path_factory):
+    """Call fedpca in a process of its own, where no client is in use; return the finished process."""
+    folder = tmp_path_factory.mktemp("shell")
+    for i, part in enumerate(np.array_split(ROWS, 2)):
+        np.save(folder / f"part-{i}.npy", part)
+
+    def call(*words):
+        fit = ("fit", "part-0.npy", "part-1.npy", "-k", "3", "-o", "m.fedpca", "--force")
+        words = [*fit, "--cluster", processes.scheduler.address, *words]
+        return forked.run(
+            [sys.executable, "-m", "fedpca", *words], cwd=folder, capture_output=True, text=True
+        ), folder / "m.fedpca"
+
+    return call
+
+
+@pytest.mark.parametrize("solver", ["covariance", "merge"])  # which sum, and gather
+def test_a_shell_fits_rows_on_a_cluster(shell, solver):
+    done, model = shell("--solver", solver)
+    assert done.returncode == 0, done.stderr
+    assert_same(load(model), FederatedPCA(3).fit(ROWS))
+
+
+def test_a_shell_refuses_a_private_fit_on_a_cluster_and_says_why(shell):
+    done, _ = shell("--epsilon", "1", "--delta", "1e-6", "--row-bound", "8")
+    assert done.returncode == 2
+    assert DaskEngine.lacks["privacy"].split(";")[0] in " ".join(done.stderr.split())
 
 
 def fail(_):

@@ -272,7 +272,7 @@ def test_a_site_that_answers_wrongly_is_given_up_by_name(there, kind):
             QuorumLost, match="2 of 3 sites are left, but the quorum is 3; site 'third'"
         ):
             FederatedPCA(3).fit(fed)
-        fed.quorum = 2
+        fed.terms.quorum = 2
         far = FederatedPCA(3).fit(fed)
     there.stop(site, signal.SIGINT)
     assert [lost["site"] for lost in far.run_.lost] == ["third"]

@@ -41,10 +41,10 @@ def interrupted(federation, intrude):
                 intrude()
             refusals.append(str(refusal.value))
 
-    federation.on_round = on_round
+    federation.watch(on_round)
     model = FederatedPCA(**MODEL).fit(federation)
     assert len(refusals) == 1
-    federation.on_round = None
+    federation.watch()
     return model, refusals[0]
 
 

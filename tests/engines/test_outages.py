@@ -153,7 +153,7 @@ def test_a_run_that_an_outage_of_a_site_ended_goes_on_after_it(there, near, outa
         if entry["round"] == 2 and not outages:
             outages.append(lasting.enter_context(outage(there)))
             if outage is stopped:
-                fed.timeout = 1.0
+                fed.terms.timeout = 1.0
 
     outages = []
     with lasting, there.federation(journal=journal, on_round=on_round) as fed:

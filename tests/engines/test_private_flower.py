@@ -165,9 +165,9 @@ def test_a_run_that_starts_over_without_a_lost_site_spends_again_and_says_so(the
     def kill(entry):
         if entry["round"] == 2:
             there.stop(there.sites["west"], signal.SIGKILL)
-            fed.timeout = LATE_S
+            fed.terms.timeout = LATE_S
         elif entry["round"] > 2:
-            fed.timeout = HANG_S
+            fed.terms.timeout = HANG_S
 
     try:
         with there.federation(secure=True, quorum=2, on_round=kill) as fed:

@@ -15,6 +15,7 @@ from sklearn.decomposition import PCA
 
 import forked
 from fedpca import FederatedPCA, Federation, load
+from fedpca.engines.base import EngineWrapper
 from fedpca.errors import MessageError, PolicyRefused, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.protocol.message import compose, decode
@@ -153,9 +154,9 @@ def test_a_run_goes_on_under_new_masks_without_a_site_that_was_killed(there, mon
     def kill(entry):
         if entry["round"] == 3 and there.sites["west"].poll() is None:
             there.stop(there.sites["west"], signal.SIGKILL)
-            fed.timeout = LATE_S
+            fed.terms.timeout = LATE_S
         elif entry["round"] > 3:
-            fed.timeout = HANG_S
+            fed.terms.timeout = HANG_S
 
     try:
         with there.federation(secure=True, quorum=2, on_round=kill) as fed:
@@ -185,7 +186,7 @@ def test_a_run_goes_on_without_a_site_whose_answers_are_lost_or_wrong(there, kin
     rogue = there.rogue("west", "west.npy", kind)
 
     def impatient(entry):
-        fed.timeout = LATE_S if entry["round"] == 2 and kind == "half" else HANG_S
+        fed.terms.timeout = LATE_S if entry["round"] == 2 and kind == "half" else HANG_S
 
     try:
         with there.federation(secure=True, quorum=2, on_round=impatient) as fed:
@@ -198,16 +199,13 @@ def test_a_run_goes_on_without_a_site_whose_answers_are_lost_or_wrong(there, kin
     assert sine_of_angle(near_of(there, SITES[:2]).components_.T, far.components_.T) < 1e-8
 
 
-class Lying:
+class Lying(EngineWrapper):
     """A real engine of a coordinator that lies: it changes what some sites are told, or say."""
 
     def __init__(self, engine, tell=None, hear=None):
-        self.engine = engine
+        super().__init__(engine)
         self._tell = tell or (lambda site, request: request)
         self._hear = hear or (lambda site, request, reply: reply)
-
-    def __getattr__(self, name):
-        return getattr(self.engine, name)
 
     def ask(self, names, request, timeout):
         told = {name: self._tell(name, request) for name in names}
@@ -220,7 +218,7 @@ class Lying:
 
 def fit_lying(there, tell=None, hear=None, **options):
     with there.federation(secure=True, **options) as fed:
-        fed.engine = Lying(fed.engine, tell, hear)
+        fed.terms.engine = Lying(fed.engine, tell, hear)
         return LANCZOS().fit(fed)
 
 
@@ -260,7 +258,7 @@ def test_a_site_that_does_not_exist_is_refused_by_sites_that_know_their_peers(th
 
     with there.federation(secure=True) as fed:
         signs = [fed.engine.sign]
-        fed.engine = Lying(fed.engine, invent)
+        fed.terms.engine = Lying(fed.engine, invent)
         with pytest.raises(PolicyRefused, match="not in the policy's peers: ghost") as refused:
             LANCZOS().fit(fed)
     assert all(f"site '{site}'" in str(refused.value) for site in SITES)
@@ -291,7 +289,7 @@ def test_a_round_that_is_asked_again_with_other_numbers_gets_the_same_bytes(ther
 
     with there.federation(secure=True) as fed:
         engine = fed.engine
-        fed.engine = Lying(engine, hear=ask_again)
+        fed.terms.engine = Lying(engine, hear=ask_again)
         far = LANCZOS().fit(fed)
     ((first, second),) = pairs
     assert first == second

@@ -62,7 +62,7 @@ def test_a_site_without_a_good_signature_is_given_up_by_name(there, kind, said):
     with there.federation(sites=SITES) as fed:
         with pytest.raises(QuorumLost, match=r"2 of 3 sites are left.*site 'third'"):
             FederatedPCA(3).fit(fed)
-        fed.quorum = 2
+        fed.terms.quorum = 2
         run = FederatedPCA(3).fit(fed).run_
     there.stop(site, signal.SIGINT)
     assert run.sites == HONEST

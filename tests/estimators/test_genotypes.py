@@ -31,6 +31,7 @@ from fedpca.errors import FedpcaError, InputError, QuorumLost
 from fedpca.report.plink import write_model
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.common_features import column_names, names_to_bytes, use_variants
+from fedpca.testing import ScriptedEngine, spoil
 from support import assert_same_bits, fitted_quietly
 
 K = 3
@@ -147,6 +148,23 @@ def test_binomial_scale_of_rows_in_memory_is_that_of_files(cohorts):
         FederatedPCA(maf=0.1).fit(np.eye(9))
     with pytest.raises(InputError, match="maf has no differentially private"):
         FederatedPCA(maf=0.1, privacy=Privacy(epsilon=1, delta=1e-6, row_bound=8)).fit(np.eye(9))
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("maf", [None, 0.1])
+@pytest.mark.parametrize("solver", ["lanczos", "power"])
+def test_a_fit_goes_on_with_the_variants_of_the_cohorts_that_are_left(cohorts, lost, maf, solver):
+    """Without a cohort, the others have more variants in common, maybe in another order."""
+    beds, *_ = cohorts
+    named_beds = named(beds)
+    name = list(named_beds)[lost]
+    script = spoil(lambda answer: None, sites=[name], question="explained_energy")
+    settings = {**LIKE_PLINK, "maf": maf, "solver": solver, "max_rounds": 5000}
+    fit = FederatedPCA(**settings).fit(Federation(ScriptedEngine(named_beds, script), quorum=2))
+    left = FederatedPCA(**settings).fit({n: bed for n, bed in named_beds.items() if n != name})
+    assert [loss["site"] for loss in fit.run_.lost] == [name]
+    assert list(fit.feature_names_in_) == list(left.feature_names_in_)
+    np.testing.assert_allclose(fit.singular_values_, left.singular_values_, rtol=1e-7)
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_pri
 
 from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.engines import credentials
+from fedpca.engines.base import Engine
 from fedpca.errors import InputError, MessageError, PolicyRefused, QuorumLost
 from fedpca.privacy.masks import new_private_key, public_key_of
 from fedpca.privacy.offers import Offer, pack_offers, unpack_offers
@@ -122,7 +123,7 @@ def test_a_site_that_restarts_in_mid_run_has_its_keys_again(whole, policy, numbe
         if entry["round"] == number:
             again = Site(PARTS["b"], name="b", policy=POLICIES[policy], store=tmp_path)
             again.is_in_process, again.reserved_by = True, engine.engine
-            engine.engine._sites["b"] = again
+            engine.engine.sites["b"] = again
 
     model = MODEL().fit(Federation(engine, secure=True, on_round=restart))
     assert same_bits(model, whole)
@@ -168,7 +169,7 @@ class Silence(Exception):
     """A message or an answer that is lost on the way."""
 
 
-class Lying:
+class Lying(Engine):
     """An engine that tells some sites something else, or loses a message or an answer."""
 
     declares = True
@@ -186,11 +187,6 @@ class Lying:
             except Silence:
                 continue
             yield name, reply
-
-    def fingerprints(self):
-        return {}
-
-    def close(self): ...
 
 
 def key_pairs():

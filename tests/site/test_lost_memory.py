@@ -47,7 +47,7 @@ def test_a_site_that_comes_back_without_its_memory_within_a_fit_is_refused(round
 
     def on_round(entry):
         if entry["round"] == rounds:
-            here._sites["west"] = engine()._sites["west"]
+            here.sites["west"] = engine().sites["west"]
 
     with pytest.raises(QuorumLost, match=GONE.format(rounds + 1, rounds)):
         fit(here, on_round=on_round)
@@ -63,7 +63,7 @@ def test_a_run_is_not_resumed_where_a_site_has_lost_its_memory(rounds, tmp_path)
     with pytest.raises(Stopped):
         fit(first, journal=tmp_path / "j", on_round=on_round)
     second = engine()
-    second._sites["north"] = first._sites["north"]
+    second.sites["north"] = first.sites["north"]
     with pytest.raises(QuorumLost, match=GONE.format(0, rounds)):  # of the plan, declared again
         fit(second, journal=tmp_path / "j")
 
@@ -79,7 +79,7 @@ def test_columns_that_changed_since_they_were_told_are_noticed(tmp_path):
 
     def on_round(entry):
         if entry["round"] == 1:
-            here._sites["west"] = site(NAMES[::-1])
+            here.sites["west"] = site(NAMES[::-1])
 
     with pytest.raises(InputError, match="the rows have changed since the run began"):
         fit(here, on_round=on_round)

@@ -11,6 +11,7 @@ import pytest
 
 from admissible import policy_of
 from fedpca import FederatedPCA, Federation, Site
+from fedpca.engines.base import EngineWrapper
 from fedpca.engines.local import LocalEngine
 from fedpca.protocol.message import compose, encode
 
@@ -24,28 +25,22 @@ class Heard(Exception):
     """The liar has heard what it asked for."""
 
 
-class Lying:
+class Lying(EngineWrapper):
     """An engine that is honest until the nth masked question, which it changes for one site."""
 
     declares = True
 
     def __init__(self, sites, nth, change):
-        self._sites, self._engine, self.names = sites, LocalEngine(sites), NAMES
+        super().__init__(LocalEngine(sites))
         self._nth, self._change, self.seen = nth, change, None
-
-    def fingerprints(self):
-        return self._engine.fingerprints()
 
     def ask(self, names, request, timeout):
         if "mask" in request.header:
             if not self._nth:
-                self.seen = _visible(self._sites["north"].answer(self._change(request)))
+                self.seen = _visible(self.sites["north"].answer(self._change(request)))
                 raise Heard
             self._nth -= 1
-        yield from self._engine.ask(names, request, timeout)
-
-    def close(self):
-        self._engine.close()
+        yield from self.engine.ask(names, request, timeout)
 
 
 def with_bits(bits):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from disks import full_disk
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, Policy, Privacy, RobustPCA, Site
+from fedpca.engines.base import EngineWrapper
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, PolicyRefused, QuorumLost, SiteFailed
 from fedpca.privacy.gaussian import epsilon_of, mu_of
@@ -706,20 +707,17 @@ def _claiming_privacy(request):
     return compose(request.header, {"plan": np.frombuffer(plan.to_bytes(), np.uint8)})
 
 
-class _Changing:
+class _Changing(EngineWrapper):
     """An engine of a coordinator that lies: it changes what the sites are told."""
 
     declares = True
 
     def __init__(self, sites, change):
-        self._engine, self._change = LocalEngine(sites), change
-        self.names = self._engine.names
-
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
+        super().__init__(LocalEngine(sites))
+        self._change = change
 
     def ask(self, names, request, timeout):
-        return self._engine.ask(names, self._change(request), timeout)
+        return self.engine.ask(names, self._change(request), timeout)
 
 
 SIZE = {"narrow size": [2176, 1074], ZERO: [64, 0]}

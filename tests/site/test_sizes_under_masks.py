@@ -6,34 +6,28 @@ import numpy as np
 import pytest
 
 from fedpca import FederatedPCA, Federation, Policy, Site
+from fedpca.engines.base import EngineWrapper
 from fedpca.engines.local import LocalEngine
 from fedpca.protocol.message import encode
 from support import asks_for_size
 
 
-class _AsksTwice:
+class _AsksTwice(EngineWrapper):
     """An engine that asks for each size twice, and keeps the bytes of both answers."""
 
     declares = True
 
-    def __init__(self, engine_of, names):
-        self._engine_of, self.names = engine_of, names
-        self._engine = engine_of()
-        self.pairs = []
-
-    def fingerprints(self):
-        return self._engine.fingerprints()
+    def __init__(self, engine_of):
+        super().__init__(engine_of())
+        self._engine_of, self.pairs = engine_of, []
 
     def ask(self, names, request, timeout):
-        first = dict(self._engine.ask(names, request, timeout))
+        first = dict(self.engine.ask(names, request, timeout))
         if asks_for_size(request):
-            self._engine = self._engine_of()
-            second = dict(self._engine.ask(names, request, timeout))
+            self.engine = self._engine_of()
+            second = dict(self.engine.ask(names, request, timeout))
             self.pairs += [(encode(first[name]), encode(second[name])) for name in names]
         yield from first.items()
-
-    def close(self):
-        self._engine.close()
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["alive", "restarted"])
@@ -46,8 +40,8 @@ def test_the_size_of_an_answer_has_the_same_bytes_when_it_is_asked_for_again(tmp
         each = zip(names, rows, strict=True)
         return {n: Site(part, name=n, policy=Policy(), store=tmp_path) for n, part in each}
 
-    kept = sites()
-    asking = _AsksTwice(lambda: LocalEngine(sites() if restarts else kept), names)
+    kept = LocalEngine(sites())
+    asking = _AsksTwice(lambda: LocalEngine(sites()) if restarts else kept)
     FederatedPCA(2, solver="covariance").fit(Federation(asking, secure=True))
     assert len(asking.pairs) >= len(names)
     for first, second in asking.pairs:

@@ -10,7 +10,7 @@ import pytest
 
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, Policy, Privacy, Site, diagnose
 from fedpca.audit import attacks
-from fedpca.audit.transcript import Listener, Published
+from fedpca.audit.transcript import Published, RecordingEngine
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, JournalError, PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
@@ -223,7 +223,7 @@ def test_sites_with_few_rows_keep_their_flips_and_tell_the_rest():
     rng = np.random.default_rng(0)
     parts = {name: rows(rng, 40) for name in "abc"}
     closed = [Site(own, name=name, policy=CLOSED) for name, own in parts.items()]
-    engine = ScriptedEngine(closed, lambda reply: reply.answer)
+    engine = ScriptedEngine(closed, lambda reply: reply.answer, hides_rows=True)
     for site in closed:
         site.is_in_process = False  # as if they were on other machines
     model = FederatedPCA(K).fit(parts)
@@ -310,7 +310,7 @@ def test_what_cannot_be_diagnosed_is_refused_before_anything_is_asked(model, sit
 
 def test_a_site_map_shows_what_merge_shows(model, sites):
     """The attack on a description recovers a site's covariance, so it takes the word "merge"."""
-    listener = Listener(LocalEngine(sites))
+    listener = RecordingEngine(LocalEngine(sites))
     given = {"center": True, "scale": False, "missing": "error", "n_components": D}
     program = partial(map_sites, model=model.model_, features=None, **given)
     identity = {"program": "SiteMap", "parameters": given}

@@ -314,7 +314,7 @@ def test_penalty_grows_by_half_up_to_its_end_where_copies_come_no_nearer():
 @pytest.mark.slow
 def test_penalties_grow_where_copies_stay_away_and_never_beyond_their_end(fitted_to_unlike_sites):
     _, engine = fitted_to_unlike_sites
-    states = [site.recall(FapsState) for site in engine._sites.values()]
+    states = [site.recall(FapsState) for site in engine.sites.values()]
     shares = [state.beta / state.norm for state in states]
     assert max(shares) > 0.15 * (1 + 1e-9)
     assert max(shares) <= 2.0 * (1 + 1e-9)
@@ -322,7 +322,7 @@ def test_penalties_grow_where_copies_stay_away_and_never_beyond_their_end(fitted
     engine = LocalEngine(unlike_sites())
     with pytest.warns(ConvergenceWarning, match="max_rounds=50"):
         held.fit(Federation(engine))
-    for site in engine._sites.values():
+    for site in engine.sites.values():
         state = site.recall(FapsState)
         assert state.beta == pytest.approx(5.0 * state.norm)
 
@@ -343,7 +343,7 @@ def test_only_masked_products_one_number_and_the_end_leave_a_site():
         ("energy_within", "within", (2, 2)),
         ("energy_within", "penalty", ()),
     }
-    for site in engine._sites.values():
+    for site in engine.sites.values():
         assert site.recall(FapsState).X.shape == (7, 2)
 
 

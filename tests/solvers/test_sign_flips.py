@@ -195,7 +195,7 @@ class TestSecret:
     def listen(self, *, in_process):
         """All that a site with these rows answers to one run, and the site."""
         engine = LocalEngine([Site(self.rows, name="a"), Site(-self.rows, name="b")])
-        site = engine._sites["a"]
+        site = engine.sites["a"]
         site.is_in_process = in_process
         heard = []
         answer = site.answer

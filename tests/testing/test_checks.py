@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from fedpca import FederatedPCA, Federation, question
+from fedpca.engines.base import Summand, Total
 from fedpca.engines.local import LocalEngine
-from fedpca.errors import SiteTimeout
+from fedpca.errors import SitesBusy, SiteTimeout
 from fedpca.solvers import SOLVERS, Covariance, SubspaceIteration
+from fedpca.solvers.standardize import count_and_sum
 from fedpca.testing import ScriptedEngine, check_engine, check_solver, spoil
 
 RNG = np.random.default_rng(0)
@@ -135,6 +139,26 @@ def counted(reply, n=[]):  # noqa: B006
     return SiteTimeout("late") if len(n) == 4 else reply.answer
 
 
+def once_held(self, run):
+    """Reserve the sites for the first run, and never release them."""
+    if vars(self).setdefault("held_by", run) != run:
+        raise SitesBusy("reserved")
+    return nullcontext()
+
+
+def no_total(self, names, request, timeout):
+    return Total({}, {}, {})
+
+
+def doubled(self, names, request, timeout):
+    replies = dict(self.ask(names, request, timeout))
+    arrays = {
+        field: sum(2 * reply.arrays[field] for reply in replies.values())
+        for field in count_and_sum.answers
+    }
+    return Total(arrays, {n: Summand(r.header, 0, {}) for n, r in replies.items()}, {"total": 0})
+
+
 @pytest.mark.parametrize(
     ("script", "text"),
     [
@@ -150,6 +174,41 @@ def counted(reply, n=[]):  # noqa: B006
 def test_a_broken_promise_of_an_engine_is_named(script, text):
     with pytest.raises(AssertionError, match=text):
         check_engine(ScriptedEngine(ROWS, script))
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "text"),
+    [
+        (
+            "fingerprints",
+            lambda self: {"stranger": "0"},
+            r"fingerprints\(\) includes unknown sites",
+        ),
+        ("sites", {"stranger": None}, "sites includes unknown sites"),
+        ("keys", {"stranger": "0"}, "keys includes unknown sites"),
+        ("proofs", {"stranger": {}}, "proofs includes unknown sites"),
+        ("proofs", {"a": {}}, "proofs has none of"),
+        ("proofs", {"a": {}, "b": {}, "c": {}}, "proofs: the proof of site 'a' is malformed"),
+        ("absent", {"a": "not online"}, "named and absent"),
+        ("lacks", {"speed": "slow"}, "lacks has"),
+        ("lacks", {"secure": ""}, "must give a reason"),
+        ("declares", "no", "must be a bool"),
+        ("sign", lambda self, data: "text", "must return bytes or None"),
+        ("hold", once_held, "must leave the sites"),
+        ("ask_total", no_total, "for a total"),
+        ("ask_total", doubled, "other than the sum of the answers"),
+    ],
+)
+def test_a_broken_member_of_an_engine_is_named(member, value, text):
+    engine = ScriptedEngine(ROWS, as_bytes=False, hides_rows=True)
+    setattr(engine, member, MethodType(value, engine) if callable(value) else value)
+    with pytest.raises(AssertionError, match=text):
+        check_engine(engine)
+
+
+def test_anything_that_is_not_derived_from_the_contract_is_refused():
+    with pytest.raises(AssertionError, match="must be derived from"):
+        check_engine(ROWS)
 
 
 def test_an_engine_over_other_rows_is_noticed():

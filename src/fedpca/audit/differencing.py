@@ -25,6 +25,7 @@ from scipy.special import ndtr
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import InputError
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE, RunPlan
@@ -116,7 +117,7 @@ class _Told:
         """Fit rows, and return the totals."""
         fed = Federation.local([rows])
 
-        def program(fed: Federation, _: Array | None) -> tuple[Array, Array]:
+        def program(fed: Federation, _: WarmStart | None) -> tuple[Array, Array]:
             told = fed.sum(noisy_count_and_sum, features=np.empty(0, np.uint8))
             sums = np.append(told["n"], told["total"])
             mean = mean_of(sums, privacy)

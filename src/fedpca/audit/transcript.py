@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.engines.base import Engine
+from fedpca.engines.base import Engine, EngineWrapper
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, SiteError
 from fedpca.protocol.message import Message, decode
@@ -18,7 +18,6 @@ from fedpca.protocol.plan import AGREE, DECLARE
 
 if TYPE_CHECKING:
     from fedpca.audit.masked_answers import MaskedRound
-    from fedpca.site.site import Site
 
 LISTENERS = {
     "seen": "every answer from the site",
@@ -120,27 +119,19 @@ class Transcript:
         return View(messages, self.model, rows[site] / sum(rows.values()))
 
 
-class Listener:
-    """An engine that forwards messages to an underlying engine and records them."""
+class RecordingEngine(EngineWrapper):
+    """An engine that records the messages that another engine carries."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.names = engine.names
+        super().__init__(engine)
         self.transcript = Transcript()
-
-    @property
-    def declares(self) -> bool:
-        return bool(getattr(self._engine, "declares", False))
-
-    def fingerprints(self) -> Mapping[str, str]:
-        return self._engine.fingerprints()
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | bytes | SiteError]]:
         header = request.header
         if header["question"] in (DECLARE, AGREE):
-            yield from self._engine.ask(names, request, timeout)
+            yield from self.engine.ask(names, request, timeout)
             if header["question"] == AGREE:
                 self._note_secrets()
             return
@@ -151,7 +142,7 @@ class Listener:
             masks = MaskedRound.of(request)
             if masks is None:
                 # the total reveals the size of the largest number, which no attack uses
-                yield from self._engine.ask(names, request, timeout)
+                yield from self.engine.ask(names, request, timeout)
                 return
         exchange = Exchange(header["question"], header["verb"], request.arrays, {}, masks)
         before = self.transcript.rounds.get(header["round"])
@@ -159,27 +150,23 @@ class Listener:
         if before is not None and before.masks == masks:
             exchange = before
         self.transcript.rounds[header["round"]] = exchange
-        for name, reply in self._engine.ask(names, request, timeout):
+        for name, reply in self.engine.ask(names, request, timeout):
             if not isinstance(reply, SiteError):
                 message = decode(reply) if isinstance(reply, bytes) else reply
                 if "error" not in message.header:  # a refusal contains no answer
                     exchange.answers[name] = message.arrays
             yield name, reply
 
-    def close(self) -> None:
-        self._engine.close()
-
     def _note_secrets(self) -> None:
         """Keep the secrets that sites would reveal if they colluded."""
         from fedpca.audit.masked_answers import secrets_of
 
-        sites: Mapping[str, Site] = getattr(self._engine, "sites", {})
-        self.transcript.secrets = {name: secrets_of(site) for name, site in sites.items()}
+        self.transcript.secrets = {n: secrets_of(site) for n, site in self.engine.sites.items()}
 
 
 def record(estimator: Any, sites: Any, *, secure: bool = False) -> Transcript:
     """Fit an estimator to sites in this process, and return all messages from the run."""
-    listener = Listener(LocalEngine(sites))
+    listener = RecordingEngine(LocalEngine(sites))
     estimator.fit(Federation(listener, secure=secure))
     listener.transcript.model = Published(
         estimator.components_.T,

@@ -305,7 +305,8 @@ def fit(
             "quorum": quorum,
             "on_refusal": on_refusal,
             "journal": journal,
-            "secure": secure or (epsilon is not None and (not has_files or len(opened) > 1)),
+            "secure": secure
+            or (epsilon is not None and (federation is not None or len(opened) > 1)),
         }
         if timeout is not None:
             options["timeout"] = timeout

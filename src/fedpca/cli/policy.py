@@ -13,6 +13,7 @@ from fedpca.cli.console import exit_codes, refuse_overwriting, say
 from fedpca.cli.methods import Method, components_typed, estimator_of, local_ranks_of
 from fedpca.cli.options import Force, read_policy, sites_of
 from fedpca.coordinator.federation import Federation
+from fedpca.engines.base import Engine
 from fedpca.errors import FileError, InputError, MessageError, SiteError
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.message import Message
@@ -184,7 +185,7 @@ def plan_of(
     if not names:
         raise InputError(f"--sites must be a number from 1, or the names of the sites; got {sites}")
     try:
-        estimator.fit(Federation(_Listener(names), secure=secure))
+        estimator.fit(Federation(_PlanCatcher(names), secure=secure))
     except _Declared as declared:
         return declared.plan
     raise InputError(f"--method {method} declares no plan to check; use a different method")
@@ -208,24 +209,18 @@ class _Declared(Exception):
         self.plan = plan
 
 
-class _Listener:
+class _PlanCatcher(Engine):
     """An engine without sites that raises the first plan it is asked to send."""
 
     declares = True
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-
-    def fingerprints(self) -> Mapping[str, str]:
-        return {}
+        self.names = names
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | bytes | SiteError]]:
         raise _Declared(RunPlan.from_bytes(request.arrays["plan"].tobytes()))
-
-    def close(self) -> None:
-        return
 
 
 def _is_admitted(path: Path, plan: RunPlan) -> bool:

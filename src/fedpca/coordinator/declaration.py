@@ -153,9 +153,9 @@ class Declaration:
 
     def _request(self) -> Message:
         arrays = {"plan": np.frombuffer(self._plan.to_bytes(), np.uint8)}
-        sign: Callable[[bytes], bytes] | None = getattr(self._engine, "sign", None)
-        if sign is not None:
-            arrays["signature"] = np.frombuffer(sign(self._plan.statement), np.uint8)
+        signature = self._engine.sign(self._plan.statement)
+        if signature is not None:
+            arrays["signature"] = np.frombuffer(signature, np.uint8)
         return compose({**self._header, "question": DECLARE}, arrays)
 
     def _ask(self, names: Sequence[str], request: Message) -> tuple[Failed, Failed, Failed]:

@@ -19,16 +19,12 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.approval import OnWaiting
-from fedpca.coordinator.current_run import CurrentRun
 from fedpca.coordinator.journal import recorded_sites
 from fedpca.coordinator.record import RunRecord
+from fedpca.coordinator.run import Run, Terms
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.engines.base import Engine, OnOnline
-from fedpca.errors import (
-    InputError,
-    PolicyRefused,
-    SitesBusy,
-    SitesLost,
-)
+from fedpca.errors import InputError, SitesBusy, SitesLost
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.plan import MAX_PURPOSE, RunPlan
 from fedpca.protocol.question import Question
@@ -83,6 +79,9 @@ class Federation:
     ('north', 'south')
     """
 
+    # so that changing a setting here, instead of in `terms`, is an error
+    __slots__ = ("__weakref__", "_current", "_in_use", "_journal_path", "terms")
+
     def __init__(
         self,
         engine: Engine,
@@ -98,6 +97,16 @@ class Federation:
         on_waiting: OnWaiting | None = None,
         secure: bool = False,
     ) -> None:
+        if not isinstance(engine, Engine):
+            raise InputError(
+                f"engine must be derived from fedpca.engines.base.Engine, not {type(engine).__name__}; "
+                "for rows in this process, use Federation.local"
+            )
+        if not isinstance(engine, Engine):
+            raise InputError(
+                f"engine must be derived from fedpca.engines.base.Engine, not {type(engine).__name__}; "
+                "for rows in this process, use Federation.local"
+            )
         names = list(engine.names)
         if not names:
             raise InputError("a federation must have at least one site, got none; add a site")
@@ -108,20 +117,21 @@ class Federation:
         if on_refusal not in ON_REFUSAL:
             raise InputError(f"on_refusal={on_refusal!r} must be one of {', '.join(ON_REFUSAL)}")
         _refuse_lacking(engine, secure=secure, journal=journal is not None)
-        self.engine = engine
-        self.quorum = len(names) if quorum is None else quorum
-        self.on_refusal = on_refusal
-        self.timeout = timeout
-        self.on_round = on_round
-        self.on_answer = on_answer
-        self.purpose = purpose
-        self.approval_wait = approval_wait
-        self.on_waiting = on_waiting
-        self.secure = secure
+        self.terms = Terms(
+            engine=engine,
+            quorum=len(names) if quorum is None else quorum,
+            on_refusal=on_refusal,
+            timeout=timeout,
+            on_round=on_round,
+            on_answer=on_answer,
+            purpose=purpose,
+            approval_wait=approval_wait,
+            on_waiting=on_waiting,
+            secure=secure,
+        )
         self._journal_path = journal
         self._in_use = threading.Lock()
-        self.asks_optional = False  # whether the program can do without an answer to its question
-        self._current = CurrentRun(self)
+        self._current = Run(self.terms)
 
     @classmethod
     def local(cls, sites: Any, *, n_jobs: int | None = None, **options: Any) -> Federation:
@@ -287,7 +297,12 @@ class Federation:
         on_answer: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """Use these functions from now on, in place of those given when the federation was created."""
-        self.on_round, self.on_answer = on_round, on_answer
+        self.terms.on_round, self.terms.on_answer = on_round, on_answer
+
+    @property
+    def engine(self) -> Engine:
+        """Return the engine that carries the messages."""
+        return self.terms.engine
 
     def close(self) -> None:
         """Close connections and threads; the federation can be used again afterward."""
@@ -301,18 +316,11 @@ class Federation:
 
     def sum(self, question: Question, **arrays: Any) -> Arrays:
         """Ask all sites and return the total of their answers; the program sees nothing else."""
-        _check_verb(question, "sum")
-        return self._current.ask(question, arrays).total
+        return self._current.ask(question, "sum", arrays).total
 
     def gather(self, question: Question, **arrays: Any) -> dict[str, Arrays]:
         """Ask all sites and return each site's answer by name; the coordinator sees every answer."""
-        _check_verb(question, "gather")
-        if self.secure and question.reads_rows:
-            raise PolicyRefused(
-                f"{question.name!r} shows the answer of each site, which no secure sum can hide; ask "
-                "only questions with summed answers, or omit secure"
-            )
-        return self._current.ask(question, arrays).answers
+        return self._current.ask(question, "gather", arrays).answers
 
     @contextmanager
     def optional(self) -> Iterator[None]:
@@ -320,11 +328,11 @@ class Federation:
 
         If a site's policy refuses such a question, `PolicyRefused` is raised, and no site is lost.
         """
-        before, self.asks_optional = self.asks_optional, True
+        before, self.terms.is_optional = self.terms.is_optional, True
         try:
             yield
         finally:
-            self.asks_optional = before
+            self.terms.is_optional = before
 
     @property
     def record(self) -> RunRecord:
@@ -334,16 +342,20 @@ class Federation:
     @property
     def plan(self) -> RunPlan:
         """Return the plan of the current attempt, as it is declared to the sites."""
-        return self._current.plan()
+        return self._current.plan
 
-    def bind(self, **lengths: int) -> None:
-        """Fix the lengths of dimensions for all later messages of the run, as in ``bind(d=30)``."""
-        self._current.dimensions |= lengths
+    def bind(self, *, features: Sequence[str] | None = None, **lengths: int) -> None:
+        """Fix the lengths of dimensions for all later messages of the run, as in ``bind(d=30)``.
+
+        ``features`` are the names of the d features, in the order of the rows of subspaces.
+        """
+        attempt = self._current.attempt
+        attempt.dimensions |= lengths
+        attempt.features = None if features is None else tuple(features)
 
     def report(self, residual: float, subspace: Callable[[], Array]) -> None:
         """Record the residual after a round, and a function that returns the best subspace so far."""
-        self.record.history[-1]["residual"] = residual
-        self._current.best = subspace
+        self._current.report(residual, subspace)
 
     def report_influence(self, kind: str, values: Mapping[str, float]) -> None:
         """Record one number about each site's part in the result, as in `RunRecord.influence`."""
@@ -359,7 +371,7 @@ class Federation:
 
     def run(
         self,
-        program: Callable[[Federation, Array | None], T],
+        program: Callable[[Federation, WarmStart | None], T],
         *,
         identity: Mapping[str, Any],
         seed: int | None = None,
@@ -367,24 +379,24 @@ class Federation:
         """Run ``program(federation, start)`` and return its result.
 
         Only the sites in `record.sites` contribute to the result. If sites are lost but enough remain
-        for a quorum, the program starts over with the remaining sites. ``start`` is then the best
-        subspace that the program has reported. In the first attempt, and if no subspace was reported,
-        ``start`` is None. ``identity`` describes the run in plain values, so that a journal from a
-        different run is refused. A site answers one run at a time. If a different run is using the
-        sites, this run raises `SitesBusy`, and the other run goes on.
+        for a quorum, the program starts over with the remaining sites. ``start`` is then a `WarmStart`
+        with the best subspace that the program has reported. In the first attempt, and if no subspace
+        was reported, ``start`` is None. ``identity`` describes the run in plain values, so that a
+        journal from a different run is refused. A site answers one run at a time. If a different run is
+        using the sites, this run raises `SitesBusy`, and the other run goes on.
         """
         with self._one_at_a_time():
             _refuse_lacking(self.engine, privacy="privacy" in identity)
-            current = self._current = CurrentRun(self, seed, identity)
-            with current.until_its_end(self._journal_path):
+            run = self._current = Run(self.terms, identity, seed)
+            with run.until_its_end(self._journal_path):
                 while True:
                     try:
                         with threads_for_entries(0):  # one BLAS thread, until large arrays are used
-                            result = program(self, None if current.best is None else current.best())
-                        current.go_on_after_refusal()
+                            result = program(self, run.warm_start())
+                        run.go_on_after_refusal()
                         return result
                     except SitesLost as lost:
-                        current.go_on_without(lost)
+                        run.go_on_without(lost)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -400,21 +412,11 @@ class Federation:
             self._in_use.release()
 
 
-def _check_verb(question: Question, verb: str) -> None:
-    """Refuse to combine answers in a way that the question does not declare."""
-    if question.verb != verb:
-        raise InputError(
-            f"the answers to {question.name!r} must be combined by {question.verb!r}, not {verb!r}; "
-            f"use Federation.{question.verb}, or declare the question with verb={verb!r}"
-        )
-
-
 def _refuse_lacking(engine: Engine, **wanted: bool) -> None:
     """Refuse what an engine does not support."""
-    lacks: Mapping[str, str] = getattr(engine, "lacks", {})
     for name, is_wanted in wanted.items():
-        if is_wanted and name in lacks:
-            raise InputError(lacks[name])
+        if is_wanted and name in engine.lacks:
+            raise InputError(engine.lacks[name])
 
 
 def _check_approval(purpose: Any, approval_wait: Any) -> None:

@@ -44,11 +44,14 @@ class Journal:
         A new file starts a new run; an existing journal resumes its run.
     identity : dict
         The run's program, parameters, and sites. A journal from a different run is refused.
-    seed : int
-        The seed for a new run.
+    seed : int, optional
+        The seed of the run. A journal with another seed is refused. By default, a resumed run has the
+        journal's seed, and a new run has one that is chosen at random.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, identity: Mapping[str, Any], seed: int):
+    def __init__(
+        self, path: str | os.PathLike[str], *, identity: Mapping[str, Any], seed: int | None = None
+    ) -> None:
         self.path = Path(path)
         identity = json.loads(json.dumps(identity))
         self._file: BinaryIO = _open_or_create(self.path)
@@ -58,17 +61,23 @@ class Journal:
             if first is None and self._is_torn_at_the_start():
                 self._file.seek(0)
                 self._file.truncate()
-                self.append({"run": secrets.token_hex(8), "seed": seed, "identity": identity}, {})
+                drawn = secrets.randbits(63) if seed is None else seed
+                self.append({"run": secrets.token_hex(8), "seed": drawn, "identity": identity}, {})
                 self._file.seek(0)
                 first = self._read()
             if first is None or "identity" not in first.header:
                 raise JournalError(f"{self.path} is not a journal; specify a journal or a new file")
             _refuse_other(self.path, first.header["identity"], identity)
+            self.run: str = first.header["run"]
+            self.seed: int = first.header["seed"]
+            if seed not in (None, self.seed):
+                raise JournalError(
+                    f"{self.path} belongs to a run with seed {self.seed}, not {seed}; use the "
+                    "journal's seed, or specify a new file"
+                )
         except BaseException:
             self.close()
             raise
-        self.run: str = first.header["run"]
-        self.seed: int = first.header["seed"]
 
     def next(self) -> Message | None:
         """Return the next recorded round, or None at the end; drop an incomplete last record."""
@@ -107,7 +116,7 @@ class Journal:
         if len(prefix) < PREFIX_BYTES:
             return None
         if size is not None and size > length:
-            if MARK in self._file.read():
+            if _holds_record(self._file.read()):
                 raise JournalError(
                     f"{self.path} is damaged at byte {start:,}: an incomplete record is followed by "
                     "more records; specify a new file"
@@ -139,6 +148,23 @@ class Journal:
             raise JournalError(
                 f"{self.path} is in use by another run; wait for that run to end, or specify a new file"
             ) from None
+
+
+def _holds_record(data: bytes) -> bool:
+    """Return whether there is a whole record in ``data``, which begins within another record.
+
+    An answer may contain the bytes with which a record begins, so only a record that can be decoded
+    counts. Without one, nothing is lost if the rest of the file is asked again.
+    """
+    start = data.find(MARK)
+    while start >= 0:
+        size = encoded_size(data[start : start + PREFIX_BYTES])
+        if size is not None and start + size <= len(data):
+            with suppress(MessageError):
+                decode(data[start : start + size], limit=None)
+                return True
+        start = data.find(MARK, start + 1)
+    return False
 
 
 def recorded_sites(path: str | os.PathLike[str] | None) -> list[str] | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
 from typing import Any
 
 from fedpca.coordinator.ledger import Ledger
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.proof import check_proofs
 
 DOMINANT_SHARE = 0.9  # of the variance
@@ -97,6 +99,32 @@ class RunRecord:
     secure: dict[str, str] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
     log_normalized: float = 0.0
+
+    def add_round(self, messages: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+        """Add a round to the history, with the bytes of all its messages, and return its entry."""
+        entry = {name: value for each in messages for name, value in each.items()}
+        for name in ("bytes_up", "bytes_down"):
+            entry[name] = sum(each[name] for each in messages)
+        self.history.append({**entry, "seconds": seconds, "residual": None})
+        return self.history[-1]
+
+    def add_lost(self, reasons: Mapping[str, str]) -> None:
+        """Add the sites that were lost in the last round, and why."""
+        about = {name: self.history[-1][name] for name in ("round", "question")}
+        self.lost += [{"site": name, **about, "reason": text} for name, text in reasons.items()]
+
+    def add_spent(self, mu_squared: float, plan: RunPlan) -> None:
+        """Add what a question spends to the privacy budget spent, even if only some sites answered."""
+        from fedpca.privacy.gaussian import Privacy, epsilon_of
+
+        settings = Privacy.of(plan)
+        mu = math.hypot(self.privacy.get("mu", 0.0), math.sqrt(mu_squared))
+        self.privacy = {
+            **settings.to_plain(),
+            "promised": settings.epsilon,
+            "mu": mu,
+            "epsilon": epsilon_of(mu, settings.delta),
+        }
 
     def add_influence(self, kind: str, values: Mapping[str, float]) -> None:
         """Add one number about each site's part in the result."""

@@ -13,6 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from fedpca.engines.base import Engine
 from fedpca.errors import InputError, SiteError, SitesBusy, SiteTimeout
 from fedpca.protocol.message import Message
 from fedpca.site.site import Site, cache_share, jobs_for
@@ -22,7 +23,7 @@ MAX_BEGUN = 4  # times n_jobs: how many sites may be working or have answers tha
 _RESERVING = threading.Lock()  # two engines may have sites in common
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """An engine for sites in this process.
 
     Parameters
@@ -59,8 +60,10 @@ class LocalEngine:
         opened = [self._site(str(name), rows) for name, rows in named]
         for site in opened:
             site.is_in_process = True
-        self._sites = {site.name: site for site in opened}
-        self.names = [site.name for site in opened]
+        self.sites = {site.name: site for site in opened}
+        self.names = [site.name for site in opened]  # `Federation` refuses duplicates
+        # any site may require a run to declare its plan
+        self.declares = any(not site.policy.is_open for site in opened)
         self._n_jobs = n_jobs or jobs_for(opened)
         self._pool: ThreadPoolExecutor | None = None
 
@@ -70,7 +73,7 @@ class LocalEngine:
 
         Only sites that were passed as a `Site` can belong to two engines.
         """
-        sites = list(self._sites.values())
+        sites = list(self.sites.values())
         with _RESERVING:
             self._refuse_reserved(None)
             for site in sites:
@@ -80,16 +83,6 @@ class LocalEngine:
         finally:
             for site in sites:
                 site.reserved_by = None
-
-    @property
-    def sites(self) -> Mapping[str, Site]:
-        """Return the sites by name."""
-        return self._sites
-
-    @property
-    def declares(self) -> bool:
-        """Return whether any site requires a run to declare its plan."""
-        return any(not site.policy.is_open for site in self._sites.values())
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
@@ -106,7 +99,7 @@ class LocalEngine:
 
     def fingerprints(self) -> dict[str, str]:
         """Return a fingerprint of each site's rows, for the journal."""
-        return {name: site.fingerprint for name, site in self._sites.items()}
+        return {name: site.fingerprint for name, site in self.sites.items()}
 
     def close(self) -> None:
         """Stop the threads."""
@@ -116,7 +109,7 @@ class LocalEngine:
 
     def _refuse_reserved(self, by: LocalEngine | None) -> None:
         """Refuse sites that are reserved, unless ``by`` has reserved them."""
-        busy = [s.name for s in self._sites.values() if s.reserved_by not in (None, by)]
+        busy = [s.name for s in self.sites.values() if s.reserved_by not in (None, by)]
         if busy:
             raise SitesBusy(
                 f"a different run in this process is using {', '.join(busy)}; wait until that run "
@@ -124,7 +117,7 @@ class LocalEngine:
             )
 
     def _answer(self, request: Message, name: str) -> Message:
-        return self._sites[name].answer(request, keep=False)
+        return self.sites[name].answer(request, keep=False)
 
     def _on_threads(self, names: Sequence[str], request: Message) -> Iterator[tuple[str, Message]]:
         """Keep ``n_jobs`` sites busy, and yield their answers in order.
@@ -199,7 +192,7 @@ class LocalEngine:
             turns.release()
 
         def work(name: str) -> None:
-            finish(name, self._sites[name].answer(request))
+            finish(name, self.sites[name].answer(request))
 
         def start() -> None:
             for name in names:

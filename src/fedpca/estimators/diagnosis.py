@@ -13,7 +13,6 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import RunRecord
-from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, JournalError, PolicyRefused
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.fitting import as_federation, without_labels
@@ -146,7 +145,7 @@ def diagnose(
     plain = {**frame, "n_components": "auto", "tol": TOL, "max_rounds": MAX_ROUNDS}
     facts, run = _run(fed, diagnose_sums, "Diagnosis", plain, given, random_state)
     mapped, reason, sites_run = None, "it was not asked for (site_map=False)", RunRecord()
-    if site_map and fed.secure:
+    if site_map and fed.terms.secure:
         reason = "secure sums hide each site's summary; use a federation without secure sums"
     elif site_map:
         k, d = model.components_.shape
@@ -242,7 +241,7 @@ def _by_permutations(
 
 def _open_rows(model: FederatedPCA, fed: Federation) -> list[Rows] | str:
     """Return all sites' rows if this process may read them, and otherwise why it may not."""
-    if not isinstance(fed.engine, LocalEngine):
+    if not fed.engine.sites:
         return "needs all rows in this process; sign-flips needs only sums"
     sites = list(fed.engine.sites.values())
     if not all(site.policy.is_open for site in sites):

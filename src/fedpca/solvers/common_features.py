@@ -15,6 +15,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import InputError, MessageError
 from fedpca.linalg.dense import ROUNDING
 from fedpca.protocol.question import question
@@ -45,6 +46,10 @@ class CommonFeatures:
     def to_ask(self) -> Array:
         """Return the names as a message field, which is empty if no site has to reorder columns."""
         return names_to_bytes(None if self.in_order else self.names)
+
+    def matched(self, start: WarmStart | None) -> Array | None:
+        """Return the subspace to start from, with a row for each of these features."""
+        return None if start is None else start.among(self.names)
 
 
 def misnamed(answer: Arrays, _: Arrays) -> str | None:
@@ -143,7 +148,7 @@ def common_features(
             )
     if n_features < 1:
         raise InputError("0 feature(s): the rows have no columns while a minimum of 1 is required")
-    fed.bind(d=n_features)
+    fed.bind(d=n_features, features=reference)
     rounding = max(ROUNDING, *(float(answer["rounding"]) for answer in answers.values()))
     return CommonFeatures(n_features, reference, in_order, bool(weighted), rounding)
 
@@ -185,7 +190,7 @@ def _common_variants(
         kept = _those_of_model(of_model, kept, left_out)
     common = CommonFeatures(len(kept), kept, in_order=True, left_out=left_out)
     if all(variants == kept for variants in named.values()):
-        fed.bind(d=len(kept))
+        fed.bind(d=len(kept), features=kept)
         return common
     return ask_to_use(fed, common, kept)
 
@@ -247,7 +252,7 @@ AGREEING = then(column_names, maybe(use_variants))  # what `common_features` ask
 def ask_to_use(fed: Federation, common: CommonFeatures, names: Sequence[str]) -> CommonFeatures:
     """Ask all sites to use only these variants, and return the features that are left."""
     fed.gather(use_variants, features=names_to_bytes(names))
-    fed.bind(d=len(names))
+    fed.bind(d=len(names), features=names)
     return replace(common, n_features=len(names), names=tuple(names), in_order=True)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import orth, outside, residual_traces, top_eigen, unpack_triangle
 from fedpca.linalg.rank_rules import Spectrum
@@ -82,7 +83,7 @@ class Facts:
 
 def diagnose_sums(
     fed: Federation,
-    start: Array | None,
+    start: WarmStart | None,
     *,
     model: Model,
     features: tuple[str, ...] | None,
@@ -103,7 +104,7 @@ def diagnose_sums(
         scale,
         tol,
         max_rounds - N_MORE_PRODUCTS,
-        start,
+        common.matched(start),
         moments=moments,
         flips=watch,
         missing=missing,

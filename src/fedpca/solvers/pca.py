@@ -11,6 +11,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import ROUNDING
 from fedpca.linalg.rank_rules import check_n_components
@@ -63,7 +64,7 @@ INACCURATE = (
 
 def principal_components(
     fed: Federation,
-    start: Array | None,
+    start: WarmStart | None,
     *,
     solver: Solver | None,
     n_components: Any,
@@ -82,7 +83,15 @@ def principal_components(
     if common.left_out is not None and (maf is not None or scale == BINOMIAL):
         common, means = polymorphic(fed, common, maf=maf, missing=missing)
     problem = Problem(
-        common, n_components, center, scale, tol, max_rounds, start, missing=missing, means=means
+        common,
+        n_components,
+        center,
+        scale,
+        tol,
+        max_rounds,
+        common.matched(start),
+        missing=missing,
+        means=means,
     )
     if means is not None:
         problem = problem.with_moments(fed)

@@ -34,6 +34,7 @@ from scipy.linalg import subspace_angles
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import PolicyRefused
 from fedpca.linalg.dense import orth, procrustes
 from fedpca.models.linear import Model
@@ -140,7 +141,7 @@ class SiteMap:
 
 def map_sites(
     fed: Federation,
-    start: Array | None,
+    start: WarmStart | None,
     *,
     model: Model,
     features: tuple[str, ...] | None,

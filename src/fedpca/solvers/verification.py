@@ -35,6 +35,7 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import RunRecord
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import angle_bounds, outside, top_eigen
 from fedpca.models.linear import Model
@@ -203,7 +204,7 @@ class Present:
 
 
 def verify_components(
-    fed: Federation, start: Array | None, *, claim: Claim, tol: float, by_site: bool
+    fed: Federation, start: WarmStart | None, *, claim: Claim, tol: float, by_site: bool
 ) -> Verdict:
     """Ask the sites for the sums that show whether the claim holds, and compare them."""
     common = common_features(fed, takes_weights=True, of_model=claim.features)

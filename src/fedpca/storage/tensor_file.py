@@ -2,8 +2,8 @@
 
 A file is written completely or not at all. Reading validates the whole file and never executes code.
 The header holds a checksum of itself and of all arrays, so a file that was damaged on a disk or in
-transit is refused. A file without a checksum has an older format and is refused too: otherwise, damage
-to the format number could make a damaged file look like an old one.
+transit is refused. A file without a checksum is refused too: otherwise, damage could remove the
+checksum as well.
 """
 
 from __future__ import annotations

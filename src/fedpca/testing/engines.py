@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from fedpca.arrays import Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.engines.base import Engine
-from fedpca.errors import SiteError
+from fedpca.engines.base import FEATURES, Engine, Summand
+from fedpca.errors import SiteError, SitesBusy
 from fedpca.estimators import FederatedPCA
 from fedpca.protocol.message import Message, compose, decode
+from fedpca.protocol.proof import check_proofs
 from fedpca.solvers.common_features import column_names
+from fedpca.solvers.standardize import count_and_sum
 
 WAIT_S = 600.0  # generous, because a check must not depend on machine speed
 
@@ -29,11 +32,14 @@ def check_engine(engine: Engine, rows: Mapping[str, Any] | None = None) -> None:
         within this process bit for bit. Its ledger must be the same too, apart from entries for sums
         that the engine computes on the way.
     """
+    _require(
+        isinstance(engine, Engine),
+        f"{type(engine).__name__} must be derived from fedpca.engines.base.Engine",
+    )
     names = list(engine.names)
     _require(len(names) >= 2, f"check_engine needs at least two sites, but got {names}")
     _require(len(set(names)) == len(names), f"site names must be unique, but got {names}")
-    unknown = set(engine.fingerprints()) - set(names)
-    _require(not unknown, f"fingerprints() includes unknown sites: {sorted(unknown)}")
+    _check_members(engine)
     whole = _ask(engine, names, "check.0", 1)
     _require(
         sorted(whole) == sorted(names),
@@ -46,6 +52,7 @@ def check_engine(engine: Engine, rows: Mapping[str, Any] | None = None) -> None:
         all(_contents(again[name]) == _contents(whole[name]) for name in names),
         "repeating a round gave a different answer",
     )
+    _check_proofs(engine)
     part = _ask(engine, names[1:], "check.0", 2)
     _require(
         sorted(part) == sorted(names[1:]), f"asked {names[1:]}, but got answers from {list(part)}"
@@ -56,31 +63,112 @@ def check_engine(engine: Engine, rows: Mapping[str, Any] | None = None) -> None:
         isinstance(refusal, Message) and "error" in refusal.header,
         "a site's error must be returned as its answer, not raised or dropped",
     )
+    for run in ("check.1", "check.2"):
+        try:
+            with engine.hold(run):
+                held = _ask(engine, names, run, 1)
+        except SitesBusy as error:
+            raise AssertionError("hold() must leave the sites to the next run") from error
+        _require(sorted(held) == sorted(names), "the engine must work while hold() reserves sites")
+    _check_total(engine)
     engine.close()
     engine.close()
-    reopened = _ask(engine, names, "check.1", 1)
+    reopened = _ask(engine, names, "check.3", 1)
     _require(sorted(reopened) == sorted(names), "the engine must work again if asked after close()")
     if rows is not None:
         _check_fit(engine, rows)
 
 
+def _check_members(engine: Engine) -> None:
+    """Check the members that most engines leave as they are."""
+    named = {
+        "fingerprints()": engine.fingerprints(),
+        "sites": engine.sites,
+        "keys": engine.keys,
+        "proofs": engine.proofs,
+    }
+    for member, each in named.items():
+        unknown = set(each) - set(engine.names)
+        _require(not unknown, f"{member} includes unknown sites: {sorted(unknown)}")
+    both = set(engine.absent) & set(engine.names)
+    _require(not both, f"sites are named and absent at the same time: {sorted(both)}")
+    unknown = set(engine.lacks) - set(FEATURES)
+    _require(not unknown, f"lacks has {sorted(unknown)}, but may only have {', '.join(FEATURES)}")
+    for member, reasons in {"lacks": engine.lacks, "absent": engine.absent}.items():
+        silent = [name for name, text in reasons.items() if not isinstance(text, str) or not text]
+        _require(not silent, f"{member} must give a reason for each of {silent}")
+    _require(isinstance(engine.declares, bool), f"declares={engine.declares!r} must be a bool")
+    signature = engine.sign(b"a plan")
+    _require(signature is None or isinstance(signature, bytes), "sign() must return bytes or None")
+
+
+def _check_proofs(engine: Engine) -> None:
+    """Check that an engine that keeps proofs has one of each site that has just answered."""
+    proofs = dict(engine.proofs)
+    missing = set(engine.names) - set(proofs) if proofs else set()
+    _require(not missing, f"proofs has none of {sorted(missing)}, which answered")
+    try:
+        check_proofs(proofs)
+    except ValueError as error:
+        raise AssertionError(f"proofs: {error}") from error
+
+
+def _check_total(engine: Engine) -> None:
+    """Check that answers that are added up on the way have the sum of the answers themselves."""
+    names = list(engine.names)
+    arrays = {"features": np.empty(0, np.uint8), "missing": np.asarray(0)}
+    request = _request(engine, "check.4", 1, count_and_sum.name, "sum", arrays)
+    if engine.ask_total is None:
+        return
+    total = engine.ask_total(names, request, WAIT_S)
+    _require(
+        sorted(total.replies) == sorted(names),
+        f"asked {names} for a total, but got replies of {list(total.replies)}",
+    )
+    answers = [
+        answer.arrays
+        for answer in _answers(engine, names, request).values()
+        if isinstance(answer, Message) and "error" not in answer.header
+    ]
+    for field in count_and_sum.answers if answers else ():
+        expected = np.sum([each[field] for each in answers], axis=0)
+        _require(
+            field in total.arrays and np.allclose(total.arrays[field], expected, rtol=1e-12),
+            f"ask_total() returned a {field!r} other than the sum of the answers",
+        )
+    n_summed = sum(isinstance(each, Summand) for each in total.replies.values())
+    _require(
+        n_summed == len(answers),
+        f"ask_total() returned {n_summed} summands of {len(answers)} sites that answer",
+    )
+
+
 def _ask(
-    engine: Engine,
-    names: Sequence[str],
-    run: str,
-    number: int,
-    question: str = column_names.name,
+    engine: Engine, names: Sequence[str], run: str, number: int, question: str = column_names.name
 ) -> dict[str, Message | SiteError]:
+    """Ask sites a question without arrays, and return their checked answers."""
+    return _answers(engine, names, _request(engine, run, number, question, "gather", {}))
+
+
+def _request(
+    engine: Engine, run: str, number: int, question: str, verb: str, arrays: Arrays
+) -> Message:
     header = {
         "run": run,
         "round": number,
         "question": question,
-        "verb": "gather",
+        "verb": verb,
         "n_sites": len(engine.names),
         "memory": 0,
     }
+    return compose(header, arrays)
+
+
+def _answers(
+    engine: Engine, names: Sequence[str], request: Message
+) -> dict[str, Message | SiteError]:
     answers: dict[str, Message | SiteError] = {}
-    for name, reply in engine.ask(names, compose(header, {}), WAIT_S):
+    for name, reply in engine.ask(names, request, WAIT_S):
         _require(name not in answers, f"site {name!r} answered twice")
         is_answer = isinstance(reply, Message | bytes | SiteError)
         _require(is_answer, f"site {name!r} answered with a {type(reply).__name__}")

@@ -12,10 +12,10 @@ before the coordinator does::
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fedpca.engines.base import Engine
+from fedpca.engines.base import Engine, EngineWrapper
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import SiteError
 from fedpca.protocol.message import Message, decode, encode
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
 Script = Callable[[Reply], Answer | Sequence[tuple[str, Answer]] | None]
 
 
-class ScriptedEngine:
+class ScriptedEngine(EngineWrapper):
     """An engine that asks sites in this process, and lets a script change their answers.
 
     Parameters
@@ -59,7 +59,8 @@ class ScriptedEngine:
     as_bytes : bool
         Whether to encode messages, as an engine between processes does.
     hides_rows : bool
-        Whether to act like an engine between machines, which has no fingerprints of the rows.
+        Whether to act like an engine between machines, which has neither the sites nor fingerprints of
+        their rows.
     journal : path, optional
         The run's journal. The sites keep their memory next to it.
 
@@ -93,23 +94,14 @@ class ScriptedEngine:
         hides_rows: bool = False,
         journal: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.engine: Engine = (
-            sites if hasattr(sites, "ask") else LocalEngine(sites, journal=journal)
+        super().__init__(
+            sites if isinstance(sites, Engine) else LocalEngine(sites, journal=journal)
         )
-        self._script, self._as_bytes, self._hides_rows = script, as_bytes, hides_rows
+        self._script, self._as_bytes = script, as_bytes
+        if hides_rows:
+            self.sites, self.fingerprints = {}, dict
         self.asked: list[Asked] = []
         self.bytes_down = self.bytes_up = 0
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self.engine.names
-
-    @property
-    def declares(self) -> bool:
-        return bool(getattr(self.engine, "declares", False))
-
-    def fingerprints(self) -> Mapping[str, str]:
-        return {} if self._hides_rows else self.engine.fingerprints()
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
@@ -126,9 +118,6 @@ class ScriptedEngine:
             elif isinstance(answer, bytes):
                 self.bytes_up += len(answer)
             yield from self._delivered(Reply(name, question, number, request, answer))
-
-    def close(self) -> None:
-        self.engine.close()
 
     def _delivered(self, reply: Reply) -> Sequence[tuple[str, Answer]]:
         if self._script is None:

@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 from distributed import Client, Future, get_client, wait
 
@@ -66,7 +67,7 @@ class _Memory:
     after: Future | None = None
 
 
-class DaskEngine:
+class DaskEngine(Engine):
     """An engine for rows at the workers of a Dask cluster.
 
     Parameters
@@ -79,15 +80,18 @@ class DaskEngine:
         Options of `Site` that say which columns are features.
     """
 
-    lacks: ClassVar[Mapping[str, str]] = {
-        "secure": "secure sums hide each site's answers, but all rows on a Dask cluster have one "
-        "owner, who can read them anyway; omit secure=True, or use Federation.flower for rows of "
-        "several owners",
-        "journal": "a journal cannot resume a fit on a Dask cluster, where the sites' memory ends with "
-        "the client; omit the journal: a fit there survives the loss of a worker even without one",
-        "privacy": "on a Dask cluster, every worker would have to add the full noise; fit the rows "
-        "in one process, or with Federation.flower and secure=True",
-    }
+    lacks = MappingProxyType(
+        {
+            "secure": "secure sums hide each site's answers, but all rows on a Dask cluster have one "
+            "owner, who can read them anyway; omit secure=True, or use Federation.flower for rows of "
+            "several owners",
+            "journal": "a journal cannot resume a fit on a Dask cluster, where the sites' memory ends "
+            "with the client; omit the journal: a fit there survives the loss of a worker even without "
+            "one",
+            "privacy": "on a Dask cluster, every worker would have to add the full noise; fit the rows "
+            "in one process, or with Federation.flower and secure=True",
+        }
+    )
 
     def __init__(self, client: Client, rows: Any, choice: Mapping[str, Any] | None = None) -> None:
         self._client = client
@@ -115,7 +119,7 @@ class DaskEngine:
     ) -> Iterator[tuple[str, Message | SiteError]]:
         """Yield the answer of each site once all have answered or the time is up."""
         replies = self._submit(names, request)
-        _await(list(replies.values()), timeout)
+        self._await(list(replies.values()), timeout)
         for name, future in replies.items():
             yield name, _problem(future, timeout) or self._client.gather(future)
 
@@ -123,7 +127,7 @@ class DaskEngine:
         """Return the sum of the sites' answers, which workers add up in a tree."""
         replies = self._submit(names, request)
         root = self._tree(list(replies.values()))
-        _await([root], timeout)
+        self._await([root], timeout)
         problem = _problem(root, timeout)
         if problem is None:
             return self._result(root)
@@ -139,10 +143,6 @@ class DaskEngine:
             return Total({}, failed, {})
         total = self._result(self._tree(answered))
         return Total(total.arrays, {**total.replies, **failed}, total.sums)
-
-    def fingerprints(self) -> Mapping[str, str]:
-        """Return an empty mapping, because only the workers can read the rows."""
-        return {}
 
     def close(self) -> None:
         """Release what the cluster keeps for this engine."""
@@ -193,6 +193,12 @@ class DaskEngine:
     def _sum(self, parts: Sequence[Future]) -> Future:
         return self._client.submit(add_up, *parts, key=_key("add_up"))
 
+    def _await(self, futures: Sequence[Future], timeout: float | None) -> None:
+        """Wait until all futures are done, or until the time is up."""
+        # `wait` asks the client in use, and this engine's may not be that
+        with self._client.as_current(), suppress(TimeoutError):
+            wait(futures, timeout=timeout)
+
     def _result(self, future: Future) -> Total:
         total: Total = future.result()
         return total
@@ -224,12 +230,6 @@ def _about(question: str) -> tuple[bool, str]:
     except MessageError:  # the site reports this error
         return False, __name__
     return found.remembers, found.function.__module__
-
-
-def _await(futures: Sequence[Future], timeout: float | None) -> None:
-    """Wait until all futures are done, or until the time is up."""
-    with suppress(TimeoutError):
-        wait(futures, timeout=timeout)
 
 
 def _problem(future: Future, timeout: float | None) -> SiteError | None:

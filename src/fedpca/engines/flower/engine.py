@@ -24,7 +24,7 @@ from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control.control_http_client import ControlHttpClient
 
-from fedpca.engines.base import OnOnline, requested_sites
+from fedpca.engines.base import Engine, OnOnline, requested_sites
 from fedpca.engines.credentials import (
     CA,
     COORDINATOR_KEY,
@@ -63,7 +63,7 @@ NODE_POLL_S = 0.5  # pause between checks of which sites are online
 ABSENCE_LIMIT_S = 60.0  # how long to wait for an offline site or server
 
 
-class FlowerEngine:
+class FlowerEngine(Engine):
     """An engine for sites that have joined the server at ``link``.
 
     Parameters
@@ -112,21 +112,21 @@ class FlowerEngine:
         self._run: ClaimedRun | None = None
         self._hold: Hold | None = None
         self._pinned = dict(pinned or {})
-        self.sign = sign
+        self._sign = sign
         self._on_online, self._told_online = on_online, ([""], [""])
-        self.keys: dict[str, str] = {}  # fingerprints of the sites' keys
-        self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
-        self.proofs: dict[str, dict[str, str]] = {}  # of each site's last verified answer
+        self.proofs: dict[str, dict[str, str]] = {}
         try:
             here = self._await_sites(resumed or sites, quorum, wait)
             self.names = list(resumed) if resumed else here
+            # the server has keys of sites that do not take part, too
+            self.keys = {name: key for name, key in self.keys.items() if name in self.names}
         except BaseException:
             self.close()
             raise
 
-    def fingerprints(self) -> Mapping[str, str]:
-        """Return an empty mapping, because only the sites can read their rows."""
-        return {}
+    def sign(self, data: bytes) -> bytes | None:
+        """Return the signature with the coordinator's key, if there is one."""
+        return None if self._sign is None else self._sign(data)
 
     @contextmanager
     def hold(self, run: str) -> Iterator[None]:

@@ -43,6 +43,7 @@ from fedpca.engines.flower.request_filter import Gate
 from fedpca.engines.flower.reservations import ReservationDesk, Reservations
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
+log = logging.getLogger("fedpca.server")
 OnSites = Callable[[Collection[str], Mapping[str, str]], None]
 MAX_HEADER_BYTES = 16 << 10  # of a request
 
@@ -136,8 +137,8 @@ def serve(
     express = Express(app, cast(InMemoryLinkState, state))
     mailbox = Mailbox(express)
     desk = ReservationDesk(mailbox, secret, tell)
-    watching = (state, tell, desk.reservations, on_sites)
-    threading.Thread(target=_watch, args=watching, daemon=True).start()
+    watcher = Watcher(state, tell, desk.reservations, on_sites)
+    threading.Thread(target=watcher.watch, daemon=True).start()
     config = uvicorn.Config(
         Gate(desk, secret, cast(InMemoryLinkState, state), listener.know),
         http=TimedProtocol,
@@ -161,34 +162,73 @@ def _escape(record: logging.LogRecord) -> bool:
     return True
 
 
-def _watch(
-    state: LinkState,
-    tell: Callable[[str], None],
-    reservations: Reservations,
-    on_sites: OnSites | None,
-) -> None:
-    """Report sites that connect or disconnect, and delete messages from finished runs."""
-    online: set[str] = set()
-    over: set[int] = set()
-    while True:
-        nodes = state.get_node_info(owner_aids=[NOOP_FLWR_AID])
-        now = {node.name for node in nodes if node.status == "online"}
-        for name in sorted(now ^ online):
-            tell(f"{name} {'joined' if name in now else 'went offline'}")
-        online = now
-        if on_sites is not None:
-            held = reservations.current()
-            on_sites(online, {name: each.holder for each in held for name in each.sites})
-        over = _sweep(state, over)
-        time.sleep(1.0)
+class Watcher:
+    """What goes on beside the server: sites are reported, and messages from finished runs deleted.
 
-
-def _sweep(state: LinkState, swept: set[int]) -> set[int]:
-    """Delete messages from finished runs that are not in ``swept``; return all finished runs.
-
-    If a fit is killed, the server marks its run as finished about a minute later.
+    Parameters
+    ----------
+    state : LinkState
+        What the server knows.
+    tell : callable
+        Called with a line of text when a site connects or disconnects.
+    reservations : Reservations
+        Who is using which sites.
+    on_sites : callable, optional
+        Called every second; see `serve`.
     """
-    over = {run.run_id for run in state.get_run_info(statuses=[Status.FINISHED])}
-    for run_id in over - swept:
-        state.cleanup_run(run_id)
-    return over
+
+    def __init__(
+        self,
+        state: LinkState,
+        tell: Callable[[str], None],
+        reservations: Reservations,
+        on_sites: OnSites | None,
+    ) -> None:
+        self._state, self._tell = state, tell
+        self._reservations, self._on_sites = reservations, on_sites
+        self._online: set[str] = set()
+        self._over: set[int] = set()  # finished runs, whose messages are deleted
+        self._failed: set[str] = set()  # tasks whose failure is in the log
+
+    def watch(self) -> None:
+        """Look around every second, forever."""
+        while True:
+            self.look()
+            time.sleep(1.0)
+
+    def look(self) -> None:
+        """Do each task once; a task that fails is tried again next time, and stops no other."""
+        for task in (self._report, self._show, self._sweep):
+            try:
+                task()
+            except Exception:
+                # such as a closed terminal; once is enough, since it may fail every second
+                if task.__name__ not in self._failed:
+                    log.exception("a task of the server failed; it is tried again every second")
+                self._failed.add(task.__name__)
+            else:
+                self._failed.discard(task.__name__)
+
+    def _report(self) -> None:
+        """Report sites that connect or disconnect."""
+        nodes = self._state.get_node_info(owner_aids=[NOOP_FLWR_AID])
+        now = {node.name for node in nodes if node.status == "online"}
+        before, self._online = self._online, now
+        for name in sorted(now ^ before):
+            self._tell(f"{name} {'joined' if name in now else 'went offline'}")
+
+    def _show(self) -> None:
+        """Show which sites are online, and who is using them."""
+        if self._on_sites is not None:
+            held = self._reservations.current()
+            self._on_sites(self._online, {n: each.holder for each in held for n in each.sites})
+
+    def _sweep(self) -> None:
+        """Delete messages from runs that have finished since the last time.
+
+        If a fit is killed, the server marks its run as finished about a minute later.
+        """
+        over = {run.run_id for run in self._state.get_run_info(statuses=[Status.FINISHED])}
+        for run_id in over - self._over:
+            self._state.cleanup_run(run_id)
+        self._over = over

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from flwr.app import Message as FlowerMessage
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from fedpca.engines.base import requested_sites
+from fedpca.engines.base import Engine, requested_sites
 from fedpca.engines.flower_app.envelope import ASK_ANSWER, ASK_NAME, unwrap, unwrap_name, wrap
 from fedpca.errors import (
     FedpcaError,
@@ -37,7 +37,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 0.5  # between polls for answers; it grows w
 NODE_POLL_S = 0.5  # pause between polls for nodes
 
 
-class GridEngine:
+class GridEngine(Engine):
     """An engine for the sites at the nodes of a `Grid`.
 
     Parameters
@@ -65,12 +65,7 @@ class GridEngine:
     ) -> None:
         self._grid = grid
         self._nodes: dict[str, int] = {}  # the node of each site that has told its name
-        self.absent: dict[str, str] = {}  # sites that a fit begins without, and why
         self.names = self._await_sites(requested_sites(sites), quorum, wait)
-
-    def fingerprints(self) -> Mapping[str, str]:
-        """Return an empty mapping, because only the sites can read their rows."""
-        return {}
 
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
@@ -89,9 +84,6 @@ class GridEngine:
                 yield nodes[node], SiteTimeout(f"no answer within {limit:g} s")
             else:
                 yield nodes[node], _answer_in(reply, request.max_answer_bytes)
-
-    def close(self) -> None:
-        """Do nothing, because the connection belongs to Flower."""
 
     def _await_sites(self, wanted: int | list[str], quorum: int | None, wait: float) -> list[str]:
         """Wait for all sites, or accept a quorum when the wait is over; return the sites' names."""

@@ -11,6 +11,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import ROUNDING, fix_signs, orth, top_eigen
 from fedpca.models.personalized import PersonalizedModel, SitePart, variance_shares
@@ -63,7 +64,7 @@ class PersonalizedResult:
 
 def shared_and_local(
     fed: Federation,
-    start_from: Array | None,
+    start_from: WarmStart | None,
     *,
     solver: PersonalizedSolver,
     n_shared: int,
@@ -110,7 +111,7 @@ def shared_and_local(
     n = at_least_two(int(begun["n"]))
     if n_shared:
         if start_from is not None:
-            points = start_from[None]
+            points = start_from.among(common.names)[None]
         elif not ranks.most:
             points = leading_of_rows(fed, d, n_shared)
         else:

@@ -38,6 +38,7 @@ from scipy.special import gammaincinv
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import InputError
 from fedpca.linalg.dense import angle_bounds, orth, top_eigen, unpack_triangle
 from fedpca.linalg.parallel_analysis import count_above, noise_floor
@@ -72,7 +73,7 @@ TRACY_WIDOM = 1.454
 
 def private_components(
     fed: Federation,
-    start: Array | None,
+    start: WarmStart | None,
     *,
     privacy: Privacy,
     solver: Solver | None,

@@ -17,6 +17,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import Outcome
+from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import fix_signs, top_eigen
 from fedpca.models.robust import RobustModel
@@ -89,7 +90,7 @@ class RobustResult:
 
 def low_rank_and_sparse(
     fed: Federation,
-    start_from: Array | None,
+    start_from: WarmStart | None,
     *,
     solver: RobustSolver,
     n_components: int | None,
@@ -109,7 +110,7 @@ def low_rank_and_sparse(
     bound = int(n_components or max_components or 0)
     width = bound if n_components else min(bound + 1, d)
     limits = Limits(tol, max_rounds)
-    U, n_left_out = start_from, 0
+    U, n_left_out = common.matched(start_from), 0
     for attempt in range(1, MAX_ATTEMPTS + 1):
         moments = _begin(fed, frame, moves=center != "none")
         if U is None or U.shape[1] < width:  # a start cut to its rank is too narrow to search again
