@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,10 @@ class LocalEngine:
             for site in sites:
                 site.reserved_by = self
         try:
-            yield
+            with ExitStack() as queried:
+                for site in sites:
+                    queried.enter_context(site.source.asking_here())
+                yield
         finally:
             for site in sites:
                 site.reserved_by = None

@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 
 from fedpca.errors import InputError
-from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.open import open_rows
+from fedpca.rows.reading import Reading
 
 X = np.random.default_rng(0).normal(size=(30, 3)).round(4)
 FRAME = pd.DataFrame(X, columns=["a", "b", "c"])
 
 
 def values(path, **options):
-    return np.vstack(list(open_rows(path, ColumnChoice.of(**options)).blocks()))
+    return np.vstack(list(open_rows(path, Reading(**options)).blocks()))
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_read_says_which_line(kind, content, text, tmp_pat
 def test_old_text_in_an_id_names_the_byte_and_a_dropped_column_is_not_read(tmp_path):
     path = bad(tmp_path, "a,name\n1,Anna\n2,René\n".encode("latin-1"))
     with pytest.raises(InputError, match="byte 6 of line 3 is not UTF-8"):
-        open_rows(path, ColumnChoice.of(id="name"))
+        open_rows(path, Reading(id="name"))
     assert values(path, drop="name").ravel().tolist() == [1, 2]
 
 

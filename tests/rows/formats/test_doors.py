@@ -283,13 +283,13 @@ def test_adbc_connections_answer_in_arrow(tmp_path):
 def test_a_run_keeps_its_rows_and_the_next_run_asks_again(tmp_path):
     lite = write_sqlite(tmp_path / "rows.db")
     site = Site.query(f"sqlite:///{lite}", SQL, name="lite")
-    kept = site.source._given
+    kept = site.source._given.result
     assert (kept.stat().st_mode & 0o077, kept.parent.stat().st_mode & 0o077) == (0o044, 0)
     fingerprint = site.fingerprint
     assert Site.query(f"sqlite:///{lite}", SQL, name="other").fingerprint == fingerprint
     federation = Federation.local([site, pa.table(dict(zip(NAMES, X.T, strict=True)))])
     first = FederatedPCA(2, random_state=0).fit(federation)
-    assert site.source._given == kept
+    assert site.source._given.result == kept
     with sqlite3.connect(lite) as database:
         database.execute("delete from visits where number > 40")
     database.close()

@@ -10,8 +10,8 @@ import pytest
 
 from fedpca import FederatedPCA, Federation, Site, Summary
 from fedpca.errors import InputError
-from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.open import open_rows
+from fedpca.rows.reading import Reading
 from support import NAMES, gapped_rows, write_rows
 
 X = gapped_rows(np.random.default_rng(0), 37, 4, 2, offset=10.0)
@@ -61,7 +61,7 @@ def test_text_columns_are_named_with_the_way_out(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_ids_come_with_their_rows_as_text(kind, tmp_path):
-    rows = open_rows(SOURCES[kind](tmp_path), ColumnChoice.of(drop="ward", id="patient"))
+    rows = open_rows(SOURCES[kind](tmp_path), Reading(drop="ward", id="patient"))
     pairs = list(rows.blocks_with_ids())
     np.testing.assert_array_equal(np.vstack([block for block, _ in pairs]), X)
     assert [i for _, ids in pairs for i in ids.column(0).to_pylist()] == list(FRAME["patient"])
@@ -70,7 +70,7 @@ def test_ids_come_with_their_rows_as_text(kind, tmp_path):
 def test_ids_of_a_folder_keep_leading_zeros_whatever_type_each_file_has(tmp_path):
     (tmp_path / "a.csv").write_text("id,x\n007,1\n008,2\n")
     pd.DataFrame({"x": [3.0], "id": [9]}).to_parquet(tmp_path / "b.parquet")
-    rows = open_rows(tmp_path, ColumnChoice.of(id="id"))
+    rows = open_rows(tmp_path, Reading(id="id"))
     pairs = list(rows.blocks_with_ids())
     assert [i for _, ids in pairs for i in ids.column(0).to_pylist()] == ["007", "008", "9"]
     assert np.vstack([block for block, _ in pairs]).ravel().tolist() == [1, 2, 3]
@@ -78,7 +78,7 @@ def test_ids_of_a_folder_keep_leading_zeros_whatever_type_each_file_has(tmp_path
 
 def test_the_row_index_of_pandas_can_be_the_id(tmp_path):
     FRAME.set_index("patient")[NAMES].to_parquet(tmp_path / "x.parquet")
-    rows = open_rows(tmp_path / "x.parquet", ColumnChoice.of(id="patient"))
+    rows = open_rows(tmp_path / "x.parquet", Reading(id="patient"))
     assert rows.features == tuple(NAMES)
     ids = [i for _, ids in rows.blocks_with_ids() for i in ids.column(0).to_pylist()]
     assert ids == list(FRAME["patient"])
