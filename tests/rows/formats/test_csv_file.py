@@ -54,6 +54,13 @@ def test_the_mark_before_a_windows_file_is_no_part_of_the_first_name(tmp_path):
     assert open_rows(tmp_path / "x.csv").features == ("a", "b", "c")
 
 
+def test_only_the_end_of_a_name_says_that_tabs_separate_the_fields(tmp_path):
+    (tmp_path / "a.tsv.csv").write_text("a,b\n1,2\n3,4\n")
+    assert open_rows(tmp_path / "a.tsv.csv").features == ("a", "b")
+    (tmp_path / "a.csv.TSV").write_text("a,1\tb\n1\t2\n")
+    assert open_rows(tmp_path / "a.csv.TSV").features == ("a,1", "b")
+
+
 def bad(tmp_path, content, kind=".csv"):
     path = tmp_path / f"x{kind}"
     path.write_bytes(gzip.compress(content) if kind.endswith(".gz") else content)

@@ -302,6 +302,23 @@ def test_a_run_keeps_its_rows_and_the_next_run_asks_again(tmp_path):
         FederatedPCA(2).fit(federation)
 
 
+@pytest.mark.parametrize("limits", [{"timeout": 60.0}, {"n_jobs": 2}])
+def test_a_connection_is_queried_in_the_thread_that_fits(limits):
+    base = sqlite3.connect(":memory:")
+    base.execute("create table visits (a real, b real)")
+    base.executemany("insert into visits values (?, ?)", X[:, :2].tolist())
+    sites = [Site.query(base, "select * from visits", name=name) for name in ("s", "t")]
+    federation = Federation.local(sites, **limits)
+    assert FederatedPCA(1).fit(federation).n_samples_ == 2 * len(X)
+    base.execute("delete from visits where a > (select avg(a) from visits)")
+    (left,) = base.execute("select count(*) from visits").fetchone()
+    assert 0 < left < len(X)
+    assert FederatedPCA(1).fit(federation).n_samples_ == 2 * left
+    base.close()
+    with pytest.raises(QuorumLost, match="database did not answer its query"):
+        FederatedPCA(1).fit(federation)
+
+
 def test_columns_without_arrow_have_the_types_of_their_first_values(tmp_path, monkeypatch):
     monkeypatch.setattr(query, "BATCH_ROWS", 2)
     base = sqlite3.connect(":memory:")
