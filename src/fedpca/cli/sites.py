@@ -81,15 +81,15 @@ def refuse_reading(reading: Reading) -> None:
 
 
 def _as_in_model(fitted: Any, sources: Iterable[str], reading: Reading) -> Reading:
-    """Return the reading with the columns and the normalization of a fitted model.
-
-    The columns of genotypes stay, because sites agree on variants in the run.
-    """
+    """Return the reading with the columns and the normalization of a fitted model."""
+    if reading.columns is not None:
+        return reading
     features = getattr(fitted, "feature_names_in_", None)
     target = reading.log_normalize or getattr(fitted, "run_", RunRecord()).log_normalized
     reading = replace(reading, log_normalize=target, of_model=True)
-    is_chosen = reading.drop or reading.columns is not None or reading.mask_var is not None
     paths = [] if reading.query is not None else list(sources)
-    if features is None or is_chosen or any(kind_of(path) == BED for path in opened_paths(paths)):
+    # sites with genotypes agree on the model's variants in the run, and tell which of them are absent
+    are_genotypes = any(kind_of(path) == BED for path in opened_paths(paths))
+    if features is None or reading.drop or reading.mask_var is not None or are_genotypes:
         return reading
     return replace(reading, columns=tuple(str(name) for name in features))

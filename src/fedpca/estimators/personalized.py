@@ -24,6 +24,7 @@ from fedpca.estimators.fitting import (
     as_federation,
     holds_rows,
     is_path,
+    matching_rows,
     new_features,
     new_rows,
     plain_params,
@@ -43,7 +44,6 @@ from fedpca.estimators.linear import tags_for_rows
 from fedpca.models import site_similarity
 from fedpca.models.personalized import PersonalizedModel, Split, personalized_in
 from fedpca.models.site_similarity import ClusterEvidence
-from fedpca.rows.matching import open_matching
 from fedpca.rows.open import is_dask
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
@@ -335,7 +335,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 f"site {name!r} is already in the model; use a different name for the new site"
             )
         d, features = self.n_features_in_, getattr(self, "feature_names_in_", None)
-        rows = open_matching(X, features, d, log_normalized=self.run_.log_normalized)
+        rows = matching_rows(self, X)
         LocalRanks.of(rank).check_features(len(self.components_), d)
         model = self.model_.with_site(name, rows, rank)
         self._set_model(model, self.n_samples_, features)

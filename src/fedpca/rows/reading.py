@@ -300,9 +300,10 @@ class Reading:
 
     def refuse_for(self, kind: Kind) -> None:
         """Refuse an option that does not apply to this kind of rows."""
+        given = self.given
         for each in options():
             reason = each.metadata["refused_for"].get(kind)
-            if reason is None or each.name not in self.given:
+            if reason is None or each.name not in given:
                 continue
             if each.name == "log_normalize" and self.of_model:
                 continue  # rows from another source, such as an array, are normalized already
