@@ -78,7 +78,7 @@ class LocalEngine:
         try:
             with ExitStack() as queried:
                 for site in sites:
-                    queried.enter_context(site.source.asking_here())
+                    queried.enter_context(site.source.asking_here(run))
                 yield
         finally:
             for site in sites:

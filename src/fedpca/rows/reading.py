@@ -259,7 +259,7 @@ class Reading:
         for each in options():
             checked = each.metadata["check"](each.name, getattr(self, each.name))
             object.__setattr__(self, each.name, checked)
-        named = (*self.drop, *self.id)
+        named = {*self.drop, *self.id}
         both = [name for name in self.columns or () if name in named]
         if both:
             raise InputError(

@@ -52,7 +52,8 @@ class Source:
         with _naming_site(site):
             self.reading = reading_of(reading, how)
             self._given, self._reading = resolved(rows, self.reading)
-            self._asked: SiteFailed | Path | None = None  # what a query for the coming run gave
+            self._asked: tuple[str, SiteFailed | Path] | None = None  # a run, and what a query gave
+            self._is_asked_here = False
             # before opening, so that a change while files are opened is noticed
             self.files = file_states(self._given)
             self.rows = self._open()
@@ -63,25 +64,29 @@ class Source:
         If the rows come from a database, query it again. So call this only when a run begins.
         """
         if isinstance(self._given, Query):
-            found = self._asked or self._ask(self._given)
+            known = self._asked if self._is_asked_here else None
+            found = self._ask(self._given) if known is None else known[1]
             if isinstance(found, SiteFailed):
                 raise found
         return files_of(self._given)
 
     @contextmanager
-    def asking_here(self) -> Iterator[None]:
+    def asking_here(self, run: str) -> Iterator[None]:
         """For a run in this process, query a connection in the thread that starts the run.
 
         The run's questions may be answered in other threads, which most drivers do not let use the
         connection. An address, or a function that opens a connection, works in any thread.
         """
         query = self._given
-        is_needed = isinstance(query, Query) and query.belongs_to_thread
-        self._asked = self._ask(query) if is_needed else None
+        if isinstance(query, Query) and query.belongs_to_thread:
+            # a run that gave its sites back while people decide keeps the rows that it began with
+            if self._asked is None or self._asked[0] != run:
+                self._asked = run, self._ask(query)
+            self._is_asked_here = True
         try:
             yield
         finally:
-            self._asked = None
+            self._is_asked_here = False
 
     def _ask(self, query: Query) -> SiteFailed | Path:
         """Query the database again; return the file with the rows, or why there is none."""

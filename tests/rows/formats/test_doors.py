@@ -319,6 +319,22 @@ def test_a_connection_is_queried_in_the_thread_that_fits(limits):
         FederatedPCA(1).fit(federation)
 
 
+def test_a_run_that_gives_its_sites_back_keeps_the_rows_that_it_began_with():
+    base = sqlite3.connect(":memory:")
+    base.execute("create table visits (a real)")
+    base.executemany("insert into visits values (?)", X[:, :1].tolist())
+    source = Site.query(base, "select * from visits", name="s").source
+    with source.asking_here("first"):
+        files = source.files_now()
+    base.execute("delete from visits where a > 0")
+    with source.asking_here("first"):
+        assert source.files_now() == files
+    with source.asking_here("second"):
+        assert source.files_now() != files
+    base.execute("delete from visits")
+    assert source.files_now() != files  # asked by nobody in this process
+
+
 def test_columns_without_arrow_have_the_types_of_their_first_values(tmp_path, monkeypatch):
     monkeypatch.setattr(query, "BATCH_ROWS", 2)
     base = sqlite3.connect(":memory:")
