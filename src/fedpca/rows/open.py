@@ -115,10 +115,12 @@ def open_unweighted(source: Any, reading: Reading = AS_STORED) -> Rows:
     if is_cells(source):
         reading.refuse_for(Kind.CELLS)
         return open_cells(source, reading)
-    reading.refuse_for(Kind.TABLE)
     if hasattr(source, "__arrow_c_stream__"):
+        reading.refuse_for(Kind.TABLE)
         return TableRows(InMemoryTable(source), reading)
-    reading.check_unnamed()
+    if reading is not AS_STORED:  # there may be thousands of sites with arrays
+        reading.refuse_for(Kind.TABLE)
+        reading.check_unnamed()
     if sp.issparse(source):
         return SparseRows(source)
     if not isinstance(source, np.ndarray) and is_array_on_disk(source):

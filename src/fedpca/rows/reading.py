@@ -392,7 +392,7 @@ def reading_of(reading: Reading | None, how: Mapping[str, Any]) -> Reading:
         raise InputError(
             f"{some_of(list(how))}: options of a reading; put them into reading=, or omit reading="
         )
-    return reading or (Reading(**how) if how else AS_STORED)
+    return reading or (Reading(**how) if how else AS_STORED)  # shared, so that it is recognized
 
 
 def shows_options(function: F) -> F:

@@ -27,7 +27,7 @@ from fedpca.rows.open import (
     state_of,
 )
 from fedpca.rows.pieces import Pieces
-from fedpca.rows.reading import Reading, reading_of
+from fedpca.rows.reading import AS_STORED, Reading, reading_of
 from fedpca.rows.weighted import weight_fingerprint
 
 log = logging.getLogger("fedpca.site")
@@ -50,7 +50,7 @@ class Source:
     ) -> None:
         self._site, self._check = site, check
         with _naming_site(site):
-            self.reading = reading_of(reading, how)
+            self.reading = reading_of(reading, how) if reading or how else AS_STORED
             self._given, self._reading = resolved(rows, self.reading)
             self._asked: tuple[str, SiteFailed | Path] | None = None  # a run, and what a query gave
             self._is_asked_here = False
