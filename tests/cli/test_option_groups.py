@@ -122,10 +122,14 @@ class Paint:
     """A group for these tests."""
 
     panel: ClassVar[str] = "Paint"
-    color: str | None = field(
-        default=None, metadata={"help": "Color.", "shell": str | None, "metavar": None}
+    color: str | None = field(default=None, metadata={"help": "Color.", "shell": str | None})
+    coats: int = field(
+        default=2, metadata={"help": "Coats.", "shell": int, "flags": ("-c", "--layers")}
     )
-    coats: int = field(default=2, metadata={"help": "Coats.", "shell": int, "metavar": None})
+    is_dry: bool = field(
+        default=False,
+        metadata={"help": "Dry.", "shell": bool, "flags": ("--dry",), "panel": "Weather"},
+    )
     mixed: bool = False  # not an option
 
     @classmethod
@@ -142,17 +146,17 @@ def test_a_group_becomes_options_and_comes_back_as_its_value():
     ) -> None:
         seen.append((width, paint))
 
-    assert list(inspect.signature(draw).parameters) == ["width", "coats"]
-    draw(width=3, coats=4)
-    assert seen == [(3, Paint(coats=4))]
+    assert list(inspect.signature(draw).parameters) == ["width", "coats", "is_dry"]
     app = typer.Typer()
     app.command()(draw)
     from typer.testing import CliRunner
 
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"}).output
-    assert "--coats" in shown
+    assert {"--layers", "-c", "--dry", "Paint", "Weather"} <= set(shown.split())
     assert "[default: 2]" in shown
-    assert "Paint" in shown
+    assert "--no-dry" not in shown
+    CliRunner().invoke(app, ["3", "-c", "4", "--dry"])
+    assert seen == [(3, Paint(coats=4, is_dry=True))]
 
 
 def test_what_is_left_out_must_be_an_option():

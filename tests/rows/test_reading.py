@@ -175,6 +175,7 @@ def test_what_is_typed_becomes_the_value_of_an_option():
     [
         ({"layer": "x"}, "layer: only AnnData objects"),
         ({"keep": "ids"}, "keep: keep and extract require one .bed file"),
+        ({"layer": "x", "keep": "ids"}, "keep: keep and extract require one .bed file"),
         (
             {"extract": ["rs1"], "query": "select 1"},
             "extract: keep and extract require one .bed file",

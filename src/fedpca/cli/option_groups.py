@@ -8,8 +8,10 @@ frozen dataclass, and a command takes it as one parameter::
 
 `with_groups` shows typer all options of the group in place of the parameter, and calls the command with
 the group's value. So an option that is added to a group is an option of every command that takes the
-group. Each field whose metadata has "help" is an option; "shell" is the type that typer reads, and
-"metavar" is how the help shows the value.
+group. Each field whose metadata has "help" is an option; "shell" is the type that typer reads. The
+metadata may also have "metavar", which the help shows for the value, "flags", such as ``("-k",
+"--components")``, if the name of the field is not enough, and "panel", if the option has a heading of
+its own.
 """
 
 from __future__ import annotations
@@ -100,7 +102,10 @@ def _parameter(each: Field[Any], panel: str) -> inspect.Parameter:
     """Return the parameter from which typer makes an option."""
     kind = each.metadata["shell"]
     how = typer.Option(
-        help=each.metadata["help"], metavar=each.metadata["metavar"], rich_help_panel=panel
+        *each.metadata.get("flags", ()),
+        help=each.metadata["help"],
+        metavar=each.metadata.get("metavar"),
+        rich_help_panel=each.metadata.get("panel", panel),
     )
     default: Any = (
         [] if kind == list[str] else None if type(None) in get_args(kind) else each.default

@@ -72,15 +72,13 @@ def resolved(source: Any, reading: Reading) -> tuple[Any, Reading]:
 
     A database is queried when the rows are first opened, and again only when its `Query` is told to.
     """
-    if reading.query is not None:
-        if reading.keep is not None or reading.extract is not None:
-            reading.refuse_for(Kind.TABLE)
-        source = Query(source, reading.query)
-    elif reading.keep is not None or reading.extract is not None:
-        paths = paths_of(source)
+    if reading.keep is not None or reading.extract is not None:
+        paths = [] if reading.query is not None else paths_of(source)
         if len(paths) != 1 or kind_of(Path(paths[0])) != BED:
-            reading.refuse_for(Kind.TABLE)
+            Reading(keep=reading.keep, extract=reading.extract).refuse_for(Kind.TABLE)
         source = Genotypes(paths[0], reading.keep, reading.extract)
+    elif reading.query is not None:
+        source = Query(source, reading.query)
     else:
         return source, reading
     return source, replace(reading, query=None, keep=None, extract=None)
@@ -94,9 +92,9 @@ def on_device_and_weighted(rows: Rows, reading: Reading) -> Rows:
 
 
 def open_unweighted(source: Any, reading: Reading = AS_STORED) -> Rows:
-    """Return the rows in a source that is resolved; a column of weights is among the features.
+    """Return the rows in a resolved source, where a column of weights is one of the features.
 
-    The other columns of a check, or of a look at the rows, are those that a fit would read.
+    So a check before a fit finds what is wrong with the weights, too.
     """
     paths = paths_of(source)
     if paths:
