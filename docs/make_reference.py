@@ -65,6 +65,12 @@ GROUPS = (
         [("fedpca", name) for name in fedpca.__all__ if not name.startswith("_")],
     ),
     Group(
+        "Options for reading rows",
+        "Keyword arguments of `Site`, `Summary.of`, and `Federation.dask`, and options of the commands "
+        "that read rows.",
+        [("fedpca.rows.reading", "Reading")],
+    ),
+    Group(
         "Solvers",
         "From `fedpca.solvers`. Pass one as `solver=` of `FederatedPCA`, or as `method=` of "
         "`PersonalizedPCA` and `RobustPCA`. Each is a frozen dataclass whose fields are its options, "

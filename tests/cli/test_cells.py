@@ -9,7 +9,16 @@ import pytest
 import scipy.sparse as sp
 
 from command_line import run
-from fedpca import FederatedPCA, PersonalizedPCA, RobustPCA, Site, StreamingPCA, load, to_anndata
+from fedpca import (
+    FederatedPCA,
+    PersonalizedPCA,
+    RobustPCA,
+    Site,
+    StreamingPCA,
+    Summary,
+    load,
+    to_anndata,
+)
 from fedpca.errors import InputError
 from fedpca.models import scanpy_results
 
@@ -44,6 +53,30 @@ def log_counts(adata):
     X = adata.layers["counts"].toarray().astype(np.float64)
     values = np.log1p(X * (100 / X.sum(axis=1, keepdims=True)))
     return pd.DataFrame(values, columns=adata.var_names)
+
+
+def test_verify_normalizes_cells_as_the_fit_did(labs, tmp_path):
+    model = tmp_path / "m"
+    assert run("fit", *labs, *OPTIONS, "-k", 3, "-o", model, "-q").exit_code == 0
+    assert "certified" in run("verify", model, *labs, "--layer", "counts").stdout
+    assert (
+        "drifted" in run("verify", model, *labs, "--layer", "counts", "--log-normalize", 9).stdout
+    )
+
+
+def test_a_summary_of_cells_is_that_of_their_normalized_values(labs, tmp_path):
+    output = tmp_path / "s.summary"
+    assert run("summarize", labs[0], *OPTIONS, "-k", 3, "-o", output, "-q").exit_code == 0
+    values = log_counts(anndata.read_h5ad(labs[0])).drop(columns="g2")
+    np.testing.assert_allclose(Summary.load(output).mean, values.mean(), rtol=1e-12)
+
+
+def test_a_plot_reads_the_layer_that_is_named(labs, tmp_path):
+    model = tmp_path / "m"
+    assert run("fit", *labs, *OPTIONS, "-k", 3, "-o", model, "-q").exit_code == 0
+    words = ("plot", model, "control", "-o", tmp_path / "c.svg", "--rows", labs[0])
+    assert run(*words, "--layer", "counts").exit_code == 0
+    assert run("plot", model, "scree", "-o", tmp_path / "s.svg", "--layer", "x").exit_code == 2
 
 
 def test_a_fit_and_a_transform_write_what_scanpy_would(labs, tmp_path):

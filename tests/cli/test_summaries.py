@@ -199,3 +199,22 @@ def test_a_terminal_shows_how_many_rows_were_read(tmp_path):
     assert done.returncode == 0
     assert "70 of about 70 rows" in os.read(master, 10_000).decode()
     os.close(master)
+
+
+@pytest.mark.parametrize("missing", ["mean", "drop"])
+def test_a_summary_and_an_audit_treat_missing_values_as_they_are_told(missing, tmp_path):
+    rows = np.array(ROWS)
+    rows[::9, 1] = np.nan
+    paths = [tmp_path / "north.npy", tmp_path / "south.npy"]
+    np.save(paths[0], rows[:40])
+    np.save(paths[1], rows[40:])
+    words = ("summarize", paths[0], "-k", 2, "-q", "-o", tmp_path / "s.summary")
+    assert "NaN" in run(*words).output
+    assert run(*words, "--missing", missing).exit_code == 0
+    expected = Summary.of(rows[:40], 2, missing=missing)
+    np.testing.assert_array_equal(Summary.load(tmp_path / "s.summary").mean, expected.mean)
+    attack = ("audit", *paths, "--solver", "covariance", "-k", 2, "--refits", 0, "-q")
+    assert "NaN" in run(*attack).output
+    done = run(*attack, "--missing", missing)
+    assert done.exit_code == 0, done.output
+    assert run(*attack, "--lying", "--missing", missing).exit_code == 2

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import anndata
+import numpy as np
 import pandas as pd
 import pytest
 
-from command_line import NAMES, run
+from command_line import NAMES, ROWS, run
 
 
 @pytest.fixture
@@ -31,6 +33,46 @@ def test_columns_that_identify_rows_need_not_be_named_again(model, sites):
     frame.to_parquet(sites[0])
     assert "certified" in run("verify", model, *sites).stdout
     assert run("diagnose", model, *sites, "--no-site-map", "--quiet").exit_code == 0
+
+
+KINDS = (
+    ".parquet", ".feather", ".arrow", ".csv", ".tsv", ".csv.gz", ".tsv.gz", ".h5ad"
+)  # fmt: skip
+
+
+def write_with_id(frame, folder, kind):
+    """Write a table with one column more, which was not in the fit."""
+    path = folder / f"north{kind}"
+    more = frame.assign(extra=np.arange(len(frame)) ** 2.0)
+    if kind == ".h5ad":
+        anndata.AnnData(more.to_numpy(), var=pd.DataFrame(index=more.columns)).write(path)
+    elif kind == ".parquet":
+        more.to_parquet(path)
+    elif kind in (".feather", ".arrow"):
+        more.to_feather(path)
+    else:
+        more.to_csv(path, index=False, float_format="%.17g", sep="\t" if ".tsv" in kind else ",")
+    return path
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_that_were_not_in_the_fit_are_left_out_in_every_format(
+    kind, in_folder, model, sites, tmp_path
+):
+    folder = tmp_path / "north" if in_folder else tmp_path
+    folder.mkdir(exist_ok=True)
+    path = write_with_id(pd.read_parquet(sites[0]), folder, kind)
+    named = f"north={folder if in_folder else path}"
+    done = run("verify", model, named, sites[1])
+    assert "certified" in done.stdout, done.output
+    assert run("diagnose", model, named, sites[1], "--no-site-map", "--quiet").exit_code == 0
+
+
+def test_arrays_without_names_are_taken_in_the_order_of_the_model(tmp_path):
+    np.save(tmp_path / "a.npy", ROWS)
+    assert run("fit", tmp_path / "a.npy", "-k", 2, "-q", "-o", tmp_path / "m").exit_code == 0
+    assert "certified" in run("verify", tmp_path / "m", tmp_path / "a.npy").stdout
 
 
 def test_changed_rows_are_drift_and_the_site_is_named_on_request(model, sites):

@@ -8,6 +8,7 @@ import sys
 import threading
 from functools import partial
 
+import anndata
 import dask
 import dask.array as da
 import dask.dataframe as dd
@@ -21,7 +22,16 @@ from distributed import Client, LocalCluster
 import command_line
 import forked
 from cohorts import three_cohorts
-from fedpca import FederatedPCA, Federation, PersonalizedPCA, Privacy, RobustPCA, StreamingPCA, load
+from fedpca import (
+    FederatedPCA,
+    Federation,
+    PersonalizedPCA,
+    Privacy,
+    RobustPCA,
+    Site,
+    StreamingPCA,
+    load,
+)
 from fedpca.audit.transcript import RecordingEngine
 from fedpca.engines.dask import engine as dask_engine
 from fedpca.engines.dask.engine import DaskEngine
@@ -366,3 +376,19 @@ def test_workers_read_sources_of_several_files(threads, tmp_path):
         for rows in (Federation.dask(threads, [str(tmp_path / "cells.zarr")]), [cells[:]])
     ]
     assert_same(*fits)
+
+
+def test_workers_read_files_as_a_site_would(threads, tmp_path):
+    rng = np.random.default_rng(0)
+    counts = {name: rng.poisson(4.0, size=(30, 6)).astype(float) for name in ("north", "south")}
+    for name, X in counts.items():
+        zero = np.zeros_like(X)
+        anndata.AnnData(zero, layers={"counts": X}).write(tmp_path / f"{name}.h5ad")
+    paths = {name: str(tmp_path / f"{name}.h5ad") for name in counts}
+    how = {"layer": "counts", "log_normalize": 100}
+    there = FederatedPCA(2).fit(Federation.dask(threads, paths, **how))
+    here = FederatedPCA(2).fit([Site(path, name=name, **how) for name, path in paths.items()])
+    assert_same(there, here)
+    assert there.run_.log_normalized == 100
+    with pytest.raises(InputError, match="cannot divide the result of a query"):
+        Federation.dask(threads, "sqlite:///x.db", query="select 1")

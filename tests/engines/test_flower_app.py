@@ -208,7 +208,13 @@ def test_a_node_reads_its_settings_and_refuses_what_it_does_not_know():
 
     node = {"fedpca.rows": "a.csv", "fedpca.name": "a", "fedpca.drop": "x, y", "partition-id": 3}
     own = settings(node, {"simulated-rows": "b.csv", "simulated-policy": "open.toml"})
-    assert (own.rows, own.name, own.drop, own.policy) == ("a.csv", "a", "x, y", "")
+    assert (own.rows, own.name, own.policy) == ("a.csv", "a", "")
+    assert own.reading.given == {"drop": ("x", "y")}
+    cells = settings({**node, "fedpca.layer": "counts", "fedpca.log_normalize": "1e4"}, {})
+    assert (cells.reading.layer, cells.reading.log_normalize) == ("counts", 1e4)
+    for unknown in ("query", "of_model", "panel"):
+        with pytest.raises(InputError, match=f"fedpca.{unknown} is unknown"):
+            settings({**node, f"fedpca.{unknown}": "x"}, {})
     with pytest.raises(InputError, match=r"fedpca.polcy is unknown"):
         settings({**node, "fedpca.polcy": "p.toml"}, {})
     with pytest.raises(InputError, match=r"fedpca.rows, fedpca.name is missing.*--node-config"):

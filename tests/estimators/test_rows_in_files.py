@@ -7,8 +7,9 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from fedpca import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA, search_ranks
+from fedpca import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA, load, search_ranks
 from fedpca.errors import InputError
+from fedpca.storage import tensor_file
 from support import NAMES, gapped_rows
 
 X = gapped_rows(np.random.default_rng(0), 60, 4, 2, offset=3.0)
@@ -146,3 +147,21 @@ def test_a_file_takes_no_labels_beside_it(folder):
         model.transform(folder / "rows.parquet", LABELS)
     scores = model.transform(folder / "rows.parquet", "north")
     np.testing.assert_allclose(scores, model.transform(FRAME, "north"), atol=1e-9)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_model_file_is_read_once(make, folder, monkeypatch):
+    make().fit(FRAME).save(folder / "m.fedpca")
+    opened = []
+    whole = tensor_file.safe_open
+
+    def counted(path, **how):
+        opened.append(path)
+        return whole(path, **how)
+
+    monkeypatch.setattr(tensor_file, "safe_open", counted)
+    model = load(folder / "m.fedpca")
+    assert opened == [folder / "m.fedpca"]
+    assert type(model) is type(make())
+    again = type(model).load(folder / "m.fedpca")
+    np.testing.assert_array_equal(again.components_, model.components_)

@@ -12,19 +12,19 @@ import typer
 from fedpca.audit import leakage
 from fedpca.audit.lying import ATTACKS, attack_site
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
+from fedpca.cli.option_groups import with_groups
 from fedpca.cli.options import (
-    Columns,
+    FILES,
     Components,
-    Drop,
-    Files,
+    Databases,
     Force,
-    Id,
     MaxRounds,
+    Missing,
     Quiet,
     Scale,
-    choice_of,
     components_of,
     opened_sites,
+    sources_of,
 )
 from fedpca.cli.progress import OnDone, counting
 from fedpca.errors import InputError
@@ -38,6 +38,7 @@ from fedpca.report.tables import (
     print_lying,
     write_exposures,
 )
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
 from fedpca.solvers import SOLVERS
@@ -45,8 +46,10 @@ from fedpca.solvers import SOLVERS
 DEFAULTS = FederatedPCA()
 
 
+@with_groups
 def audit(
-    files: Files,
+    files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
+    databases: Databases = [],  # noqa: B006
     n_components: Components = "auto",
     solver: Annotated[
         list[str],
@@ -55,9 +58,8 @@ def audit(
         ),
     ] = ["all"],  # noqa: B006
     scale: Scale = False,
-    drop: Drop = [],  # noqa: B006
-    columns: Columns = [],  # noqa: B006
-    id: Id = [],  # noqa: B006
+    reading: Reading = AS_STORED,
+    missing: Missing = None,
     refits: Annotated[
         int,
         typer.Option(
@@ -125,10 +127,11 @@ def audit(
             raise InputError(
                 "--secure does not apply to --lying, which attacks a single site; omit one of them"
             )
+        sources = sources_of(files, databases, reading)
         if lying:
-            _attack_as_liar(
-                opened_sites(files, choice_of(drop, columns, id)), policy, csv, json, quiet
-            )
+            if missing is not None:
+                raise InputError("--missing does not apply to --lying; omit one of them")
+            _attack_as_liar(opened_sites(sources, reading), policy, csv, json, quiet)
             return
         if policy is not None or csv or json:
             raise InputError(
@@ -145,7 +148,7 @@ def audit(
         n_solvers = len(SOLVERS if solver == ["all"] else solver)
         with counting(quiet, "solvers", lambda: n_solvers) as on_done:
             measured = leakage.audit(
-                opened_sites(files, choice_of(drop, columns, id)),
+                opened_sites(sources, reading),
                 components_of(n_components),
                 solvers=None if solver == ["all"] else solver,
                 refits=refits,
@@ -155,6 +158,7 @@ def audit(
                 random_state=seed,
                 on_solver=_attacking(on_done),
                 scale=scale,
+                missing=missing or DEFAULTS.missing,
                 max_rounds=max_rounds,
             )
         print_leakage(out, measured, by_site)

@@ -8,18 +8,13 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out
+from fedpca.cli.option_groups import LeftOut, with_groups
 from fedpca.cli.options import (
+    FILES,
+    NOTHING_MULTIPLIED,
     AllowMissing,
-    Columns,
-    Drop,
-    Files,
-    Id,
-    Layer,
-    LogNormalize,
-    MaskVar,
-    cells_of,
-    choice_of,
-    named_sites,
+    Databases,
+    sources_of,
 )
 from fedpca.cli.progress import counting
 from fedpca.errors import InputError
@@ -32,19 +27,16 @@ from fedpca.rows.check import (
     findings_at,
     findings_between,
 )
-from fedpca.rows.choice import ColumnChoice
-from fedpca.rows.open import open_rows
+from fedpca.rows.open import open_unweighted, resolved
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.site.policy import JOINING
 
 
+@with_groups
 def check(
-    files: Files,
-    drop: Drop = [],  # noqa: B006
-    columns: Columns = [],  # noqa: B006
-    id: Id = [],  # noqa: B006
-    layer: Layer = None,
-    mask_var: MaskVar = None,
-    log_normalize: LogNormalize = None,
+    files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
+    databases: Databases = [],  # noqa: B006
+    reading: Annotated[Reading, LeftOut(NOTHING_MULTIPLIED)] = AS_STORED,
     allow_missing: AllowMissing = False,
     min_count: Annotated[
         int, typer.Option(help="Show what a site would refuse if its policy had this min_count.")
@@ -59,18 +51,16 @@ def check(
     once and sends nothing. The exit code is 2 if a fit would fail.
     """
     with exit_codes(), ExitStack() as at_end:
-        choice = ColumnChoice.of(
-            **choice_of(drop, columns, id), **cells_of(layer, mask_var, log_normalize)
-        )
         examined: dict[str, Examined] = {}
         findings: list[Finding] = []
-        sites = named_sites(files)
+        sites = sources_of(files, databases, reading)
         on_site = at_end.enter_context(counting(False, "sites", lambda: len(sites)))
         for number, (name, path) in enumerate(sites.items()):
             if on_site is not None:
                 on_site(number, f"reading {name}")
             try:
-                rows = open_rows(path, choice)
+                source, rest = resolved(path, reading)
+                rows = open_unweighted(source, rest)
                 examined[name] = examine(rows)
             except InputError as error:
                 findings.append(Finding(name, str(error), True))

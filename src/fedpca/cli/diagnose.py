@@ -8,25 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting, say
+from fedpca.cli.option_groups import with_groups
 from fedpca.cli.options import (
     FILES,
     ApprovalWait,
-    Columns,
     Credentials,
-    Drop,
+    Databases,
     Force,
     Host,
-    Id,
     Insecure,
     Purpose,
     Quiet,
     Secure,
     Sites,
     Wait,
-    Weight,
 )
 from fedpca.cli.report import check_page_file, write_page
-from fedpca.cli.sites import AtServer, Chosen, federation_of
+from fedpca.cli.sites import AtServer, federation_of
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, load
 from fedpca.estimators.diagnosis import Diagnosis
@@ -34,13 +32,16 @@ from fedpca.estimators.diagnosis import diagnose as diagnose_model
 from fedpca.models.control_limits import ALPHA
 from fedpca.report.diagnosis import diagnosis_as_json, print_diagnosis
 from fedpca.report.page import report_page
+from fedpca.rows.reading import AS_STORED, Reading
 
 PLOTS = ("scree.svg", "sites.svg", "stability.svg")  # the last two need a map of sites
 
 
+@with_groups
 def diagnose(
     model: Annotated[Path, typer.Argument(help="Model written by `fedpca fit`.")],
     files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
+    databases: Databases = [],  # noqa: B006
     output: Annotated[
         Path | None,
         typer.Option(
@@ -76,10 +77,7 @@ def diagnose(
             help="Also write a page about the model and its diagnosis to this file (.html)."
         ),
     ] = None,
-    drop: Drop = [],  # noqa: B006
-    columns: Columns = [],  # noqa: B006
-    id: Id = [],  # noqa: B006
-    weight: Weight = None,
+    reading: Reading = AS_STORED,
     federation: Host = None,
     sites: Sites = None,
     wait: Wait = 60.0,
@@ -113,9 +111,8 @@ def diagnose(
                 f"{model} is a {type(fitted).__name__}, which cannot be diagnosed; use a model of "
                 "fedpca fit --method pca"
             )
-        chosen = Chosen(drop, columns, id, weight)
         server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
-        rows = federation_of(fitted, files, chosen, server, secure=secure, quiet=quiet)
+        rows = federation_of(fitted, files, databases, reading, server, secure=secure, quiet=quiet)
         with rows:
             found = diagnose_model(
                 fitted, rows, site_map=not no_site_map, n_permutations=permutations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,33 +20,26 @@ from fedpca.cli.methods import (
     estimator_of,
     local_ranks_of,
 )
+from fedpca.cli.option_groups import with_groups
 from fedpca.cli.options import (
     APPROVAL_WAIT,
     FILES,
     PERSONALIZED_PANEL,
     ROBUST_PANEL,
     Around,
-    Columns,
     Credentials,
     Csv,
+    Databases,
     Delta,
-    Drop,
     Epsilon,
-    Extract,
     Force,
     Gather,
     Host,
-    Id,
     Insecure,
     Json,
-    Keep,
-    Layer,
     Local,
-    LogNormalize,
-    MaskVar,
     MaxComponents,
-    OnDevice,
-    Precision,
+    Missing,
     Purpose,
     Quiet,
     RowBound,
@@ -55,30 +49,34 @@ from fedpca.cli.options import (
     Silent,
     Sites,
     Wait,
-    Weight,
-    cells_of,
-    choice_of,
     opened_sites,
     sites_of,
+    sources_of,
     table_or_sites,
 )
 from fedpca.cli.progress import approvals, progress
+from fedpca.cli.sites import refuse_reading
 from fedpca.coordinator.federation import ON_REFUSAL, Federation
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, RobustPCA
 from fedpca.report.boards import RunBoard
 from fedpca.report.tables import print_model
+from fedpca.rows.reading import AS_STORED, Reading
+from fedpca.site.site import Site
 from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS
 from fedpca.solvers.standardize import BINOMIAL
 from fedpca.storage import atomic
 
 PLAIN, LOW_RANK = FederatedPCA(), RobustPCA()  # the help texts show their defaults
+ELSEWHERE = {"query", "keep", "extract"}  # read here, and not by the workers of a cluster
 GENOTYPES_PANEL = "Options for genotypes"
 
 
+@with_groups
 def fit(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the model to this file.")],
     files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
+    databases: Databases = [],  # noqa: B006
     method: Annotated[
         Method,
         typer.Option(
@@ -144,8 +142,6 @@ def fit(
             rich_help_panel=GENOTYPES_PANEL,
         ),
     ] = None,
-    keep: Keep = None,
-    extract: Extract = None,
     plink: Annotated[
         Path | None,
         typer.Option(
@@ -155,22 +151,8 @@ def fit(
             rich_help_panel=GENOTYPES_PANEL,
         ),
     ] = None,
-    drop: Drop = [],  # noqa: B006
-    columns: Columns = [],  # noqa: B006
-    id: Id = [],  # noqa: B006
-    layer: Layer = None,
-    mask_var: MaskVar = None,
-    log_normalize: LogNormalize = None,
-    missing: Annotated[
-        str | None,
-        typer.Option(
-            help="What to do with missing values: error (the default) refuses them, mean replaces them "
-            "with the feature's mean, and drop leaves out the rows that contain any."
-        ),
-    ] = None,
-    weight: Weight = None,
-    device: OnDevice = None,
-    precision: Precision = None,
+    reading: Reading = AS_STORED,
+    missing: Missing = None,
     tol: Annotated[
         float | None,
         typer.Option(
@@ -265,7 +247,7 @@ def fit(
             {
                 "-k": components_typed(method, n_components),
                 "--missing": missing,
-                "--weight": weight,
+                "--weight": reading.weight,
                 "--maf": maf,
                 "--binomial": BINOMIAL if binomial else None,
                 "--shared": shared,
@@ -296,11 +278,12 @@ def fit(
             )
         more_files = FitFiles(local_models, outliers, plink)
         more_files.check(force, has_rows=has_files)
-        choice = {**choice_of(drop, columns, id), "weight": weight}
-        devices = {"device": device, "precision": precision}
-        cells = cells_of(layer, mask_var, log_normalize)
-        options_of_sites = {**choice, **devices, **cells}
-        opened = opened_sites(files or [], options_of_sites, keep, extract) if has_files else {}
+        has_rows = bool(files) or reading.query is not None
+        if (federation is None) == (not has_rows):
+            raise InputError("specify either the sites' files or --federation HOST, but not both")
+        opened: Mapping[str, Site] = {}
+        if has_files:
+            opened = opened_sites(sources_of(files, databases, reading), reading)
         options: dict[str, Any] = {
             "quorum": quorum,
             "on_refusal": on_refusal,
@@ -310,17 +293,9 @@ def fit(
         }
         if timeout is not None:
             options["timeout"] = timeout
-        if (federation is None) == (not files):
-            raise InputError("specify either the sites' files or --federation HOST, but not both")
-        if cluster is not None and (jobs is not None or any({**devices, **cells}.values())):
+        if cluster is not None and (jobs is not None or reading.given.keys() & ELSEWHERE):
             raise InputError(
-                "--jobs, --device, --precision, --layer, --mask-var, and --log-normalize do not apply "
-                "with --cluster; omit them"
-            )
-        if not has_files and (keep or extract):
-            raise InputError(
-                "--keep and --extract only apply to files that this machine reads; each site in a "
-                "federation passes them to fedpca join"
+                "--jobs, --query, --keep, and --extract do not apply with --cluster; omit them"
             )
         board = RunBoard(output.name, what_runs(model), model.tol, model.max_rounds)
         at_end.enter_context(live_run(board, page, page_at, quiet))
@@ -334,7 +309,9 @@ def fit(
             if cluster is None:
                 fed = Federation.local(opened, n_jobs=jobs, **options)
             else:
-                fed = Federation.dask(cluster, table_or_sites(files or []), **choice, **options)
+                fed = Federation.dask(
+                    cluster, table_or_sites(files or []), reading=reading, **options
+                )
         elif cluster is not None:
             raise InputError("--federation and --cluster are mutually exclusive; use only one")
         else:
@@ -343,12 +320,7 @@ def fit(
                     "--jobs does not apply with --federation, because the sites of a federation all "
                     "work at the same time; omit --jobs"
                 )
-            if any({**choice, **devices, **cells}.values()):
-                raise InputError(
-                    "--drop, --columns, --id, --weight, --device, --precision, --layer, --mask-var, "
-                    "and --log-normalize only apply to files; each site in a federation passes them "
-                    "to fedpca join"
-                )
+            refuse_reading(reading)
             if not quiet and err.is_terminal:
                 err.print(f"waiting for the sites at {federation}")
             fed = Federation.flower(

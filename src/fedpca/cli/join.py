@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedpca.cli.console import show_warnings_of_package, teller, until_stopped
+from fedpca.cli.option_groups import with_groups
 from fedpca.cli.options import (
     AllowMissing,
-    Columns,
-    Drop,
-    Extract,
-    Id,
+    Database,
     Insecure,
-    Keep,
-    Layer,
-    LogNormalize,
-    MaskVar,
-    OnDevice,
-    Precision,
     Quiet,
-    cells_of,
-    choice_of,
-    genotypes_of,
     read_policy,
+    source_of,
 )
 from fedpca.engines.default_locations import home, with_port
 from fedpca.errors import InputError
 from fedpca.rows.check import examine, few_findings, findings_at, refuse_unfit
-from fedpca.rows.formats.query import Query
 from fedpca.rows.in_memory import Rows
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.site.answer_log import AnswerLog, check_ledger, size
 from fedpca.site.guard import Keys
 from fedpca.site.policy import JOINING, Policy
@@ -43,6 +33,7 @@ from fedpca.solvers.catalogue import load_added_solvers
 ANSWER_TIMEOUT_S = 3600.0
 
 
+@with_groups
 def join(
     address: Annotated[
         str, typer.Argument(metavar="HOST", help="Server address: HOST or HOST:PORT.")
@@ -54,16 +45,7 @@ def join(
     ] = [],  # noqa: B006
     # a shell expands --data *.parquet into one option value and further arguments
     more: Annotated[list[str] | None, typer.Argument(metavar="[DATA]...", hidden=True)] = None,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FEDPCA_DATABASE",
-            help="Address of a database with this site's rows, as in sqlite:///rows.db.",
-        ),
-    ] = None,
-    query: Annotated[
-        str | None, typer.Option(help="SQL query that returns the rows; with --database.")
-    ] = None,
+    database: Database = None,
     name: Annotated[
         str | None,
         typer.Option(help="The site's name; by default, the name of the key file without .key."),
@@ -87,18 +69,8 @@ def join(
     folder: Annotated[
         Path | None, typer.Option(help="Folder in which the site keeps its ledger and other files.")
     ] = None,
-    drop: Drop = [],  # noqa: B006
-    columns: Columns = [],  # noqa: B006
-    id: Id = [],  # noqa: B006
-    keep: Keep = None,
-    extract: Extract = None,
-    layer: Layer = None,
-    mask_var: MaskVar = None,
-    log_normalize: LogNormalize = None,
+    reading: Reading = AS_STORED,
     allow_missing: AllowMissing = False,
-    weight: Annotated[str | None, typer.Option(help="Column with the weight of each row.")] = None,
-    device: OnDevice = None,
-    precision: Precision = None,
     timeout: Annotated[
         float,
         typer.Option(help="Seconds after which the site gives up on a question.", min=0.001),
@@ -161,16 +133,12 @@ def join(
             refuse_unfit(findings)
 
         site = Site(
-            genotypes_of(_rows([*data, *(more or [])], database, query), keep, extract),
+            source_of([*data, *(more or [])], database, reading),
             name=site_name,
             policy=rules,
             store=store,
             check=check,
-            **choice_of(drop, columns, id),
-            **cells_of(layer, mask_var, log_normalize),
-            weight=weight,
-            device=device,
-            precision=precision,
+            reading=reading,
             keys=keys,
             tell=tell,
         )
@@ -200,17 +168,6 @@ def join(
             tell(f"only plans signed with the key {pinned} are considered")
         log = AnswerLog(site, ledger, tell, timeout)
         answer_questions(link, private_key, log.reply, tell)
-
-
-def _rows(files: list[str], database: str | None, query: str | None) -> Any:
-    """Return the source of the rows: files, or a query to a database."""
-    if query is None and files:
-        return files
-    if files or query is None or database is None:
-        raise InputError(
-            "specify the rows either with --data FILE, or with --database ADDRESS and --query SQL"
-        )
-    return Query(database, query)
 
 
 def _refuse_unsafe(policy: Policy, *, has_coordinator: bool) -> None:

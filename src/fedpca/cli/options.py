@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ast
-import csv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RULES, check_n_components
 from fedpca.protocol.script import FEDERATED
-from fedpca.rows.formats.files import BED, name_of
-from fedpca.rows.genotypes.plink_files import Genotypes
-from fedpca.rows.open import paths_of
+from fedpca.rows.formats.files import name_of
+from fedpca.rows.reading import Reading
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site, cache_share
 from fedpca.solvers.catalogue import AUTO, SOLVERS, find_solver, policy_words
@@ -39,59 +38,34 @@ Files = Annotated[list[str], typer.Argument(help=FILES)]
 Scale = Annotated[
     bool, typer.Option("--scale", help="Divide each feature by its standard deviation.")
 ]
-Drop = Annotated[
+Databases = Annotated[
     list[str],
     typer.Option(
-        help="Column that is not a feature, or several columns: NAME,NAME; may be repeated."
+        "--database",
+        envvar="FEDPCA_DATABASE",
+        help="Address of a database with one site's rows, or NAME=ADDRESS, as in "
+        "north=sqlite:///north.db; in place of FILES, with --query; may be repeated.",
     ),
 ]
-Columns = Annotated[
-    list[str],
-    typer.Option(help="Column that is a feature; columns that you do not name are then left out."),
-]
-Id = Annotated[
-    list[str], typer.Option(help="Column that identifies the rows, and is not a feature.")
-]
-Layer = Annotated[
-    str | None, typer.Option(help="Layer of an .h5ad file that holds the values; by default, X.")
-]
-MaskVar = Annotated[
+Database = Annotated[
     str | None,
     typer.Option(
-        metavar="COLUMN",
-        help="Column of var in an .h5ad file that marks the genes to use, such as highly_variable.",
+        envvar="FEDPCA_DATABASE",
+        help="Address of a database with the rows, as in sqlite:///rows.db; in place of a file, with "
+        "--query.",
     ),
 ]
-LogNormalize = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SUM",
-        help="Normalize the counts of each cell of an .h5ad file to this sum, such as 10000, and take "
-        "log(1 + x). All sites must use the same sum.",
-    ),
-]
-OnDevice = Annotated[
+# options of a reading that some commands leave out, with the reasons
+NOTHING_MULTIPLIED = dict.fromkeys(("device", "precision"), "the command multiplies no rows")
+BY_MODEL = NOTHING_MULTIPLIED | dict.fromkeys(
+    ("mask_var", "log_normalize", "extract", "weight"), "the model says what its fit used"
+)
+Missing = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME",
-        help="Multiply the rows on this device: cuda, cuda:1, or cpu. Requires PyTorch or CuPy.",
+        help="What to do with missing values: error (the default) refuses them, mean replaces them "
+        "with the feature's mean, and drop leaves out the rows that contain any."
     ),
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DTYPE",
-        help="Precision in which the device computes A'A: float64 (the default), or float32 or tf32, "
-        "which are many times faster on most GPUs.",
-    ),
-]
-Keep = Annotated[
-    Path | None,
-    typer.Option(help="File with the samples to use, as for plink's --keep; for genotypes (.bed)."),
-]
-Extract = Annotated[
-    Path | None,
-    typer.Option(help="File with the variants to use, as for plink's --extract; for genotypes."),
 ]
 AllowMissing = Annotated[
     bool,
@@ -103,9 +77,6 @@ Credentials = Annotated[
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Use plain HTTP; only for a network that you trust.")
-]
-Weight = Annotated[
-    str | None, typer.Option(help="Column with the weight of each row; only with FILES.")
 ]
 Host = Annotated[
     str | None,
@@ -223,27 +194,6 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def choice_of(drop: list[str], columns: list[str], id: list[str]) -> dict[str, Any]:
-    """Parse --drop, --columns, and --id, and return them as options of `Site`.
-
-    Each value is a name, or several names separated by commas. A name with a comma must be in quotes.
-    """
-    given = {"drop": drop, "columns": columns, "id": id}
-    names = {word: [n for text in texts for n in _names(text)] for word, texts in given.items()}
-    return {word: listed or None for word, listed in names.items()}
-
-
-def cells_of(
-    layer: str | None, mask_var: str | None, log_normalize: float | None
-) -> dict[str, Any]:
-    """Return --layer, --mask-var, and --log-normalize as options of `Site`."""
-    return {"layer": layer, "mask_var": mask_var, "log_normalize": log_normalize or False}
-
-
-def _names(text: str) -> list[str]:
-    return next(csv.reader([text], skipinitialspace=True), [])
-
-
 def named_sites(files: list[str]) -> dict[str, str]:
     """Map each site's name, which is the text before "=" or the file name, to its path."""
     sites: dict[str, str] = {}
@@ -262,31 +212,54 @@ def named_sites(files: list[str]) -> dict[str, str]:
     return sites
 
 
-def opened_sites(
-    files: list[str],
-    choice: dict[str, Any],
-    keep: Path | None = None,
-    extract: Path | None = None,
-) -> dict[str, Site]:
-    """Open the files of each site with the chosen columns, and return the sites by name."""
-    sites = named_sites(files)
-    share = cache_share(len(sites))
+def _named_databases(addresses: list[str]) -> dict[str, str]:
+    """Map each site's name to the address of its database; errors never quote an address.
+
+    The name is the text before "=", or the name of the database.
+    """
+    sites: dict[str, str] = {}
+    for text in addresses:
+        name, equals, address = text.partition("=")
+        if not equals or ":" in name:  # an address may contain "=" itself
+            name, address = name_of(Path(urlsplit(text).path)), text
+        if not name or name in sites:
+            raise InputError(
+                "every database needs a name that no other site has; use NAME=ADDRESS, as in "
+                "north=sqlite:///north.db"
+            )
+        sites[name] = address
+    return sites
+
+
+def sources_of(files: list[str] | None, databases: list[str], reading: Reading) -> dict[str, str]:
+    """Return each site's file, folder, or address of a database, by the site's name."""
+    if _is_query(files, databases, reading):
+        return _named_databases(databases)
+    return named_sites(files or [])
+
+
+def source_of(file: Any, database: str | None, reading: Reading) -> Any:
+    """Return the file, or the files, of one site, or the address of its database."""
+    return database if _is_query(file, database, reading) else file
+
+
+def _is_query(files: Any, databases: Any, reading: Reading) -> bool:
+    """Return whether the rows come from databases; without a query, an address has no effect.
+
+    So people can keep the address, which may contain a password, in the environment.
+    """
+    if (files or databases) and bool(files) == (reading.query is None):
+        return not files
+    raise InputError("specify the rows either as files, or with --database ADDRESS and --query SQL")
+
+
+def opened_sites(sources: Mapping[str, Any], reading: Reading) -> dict[str, Site]:
+    """Open the rows of each site, and return the sites by name."""
+    share = cache_share(len(sources))
     return {
-        name: Site(genotypes_of(path, keep, extract), name=name, memory_limit=share, **choice)
-        for name, path in sites.items()
+        name: Site(source, name=name, memory_limit=share, reading=reading)
+        for name, source in sources.items()
     }
-
-
-def genotypes_of(source: Any, keep: Path | None, extract: Path | None = None) -> Any:
-    """Return the chosen samples and variants of a .bed file, or the source if nothing is chosen."""
-    if keep is None and extract is None:
-        return source
-    paths = paths_of(source)
-    if len(paths) != 1 or Path(paths[0]).suffix != BED:
-        raise InputError(
-            "--keep and --extract require one .bed file for each site; omit them for other rows"
-        )
-    return Genotypes(paths[0], keep, extract)
 
 
 def table_or_sites(files: list[str]) -> list[str] | dict[str, str]:

@@ -10,13 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from fedpca.cli.console import exit_codes, refuse_overwriting, say
-from fedpca.cli.options import Delta, Force, Quiet, RowBound
+from fedpca.cli.option_groups import LeftOut, with_groups
+from fedpca.cli.options import BY_MODEL, Database, Delta, Force, Quiet, RowBound, source_of
 from fedpca.errors import InputError
 from fedpca.estimators import RobustPCA, load
+from fedpca.estimators.fitting import matching_rows
 from fedpca.report import biplot, diagnostic_displays, displays, parts, privacy_displays
 from fedpca.report.contents import Fitted, feature_names
 from fedpca.report.drawing import check_plot_file, save_figure
-from fedpca.rows.matching import open_matching
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.summary.file import is_summary
 from fedpca.summary.summary import Summary
 
@@ -49,6 +51,7 @@ KINDS: dict[Kind, tuple[Callable[..., Any], int, tuple[str, ...]]] = {
 }
 
 
+@with_groups
 def plot(
     file: Annotated[Path, typer.Argument(help="Model or summary file.")],
     kind: Annotated[
@@ -76,6 +79,8 @@ def plot(
         str | None,
         typer.Option(help="File with rows of your own, for the plots biplot, parts, and control."),
     ] = None,
+    database: Database = None,
+    reading: Annotated[Reading, LeftOut(BY_MODEL)] = AS_STORED,
     summary: Annotated[
         list[Path],
         typer.Option(
@@ -97,7 +102,7 @@ def plot(
         check_plot_file(output)
         refuse_overwriting(output, force)
         given: dict[str, Any] = {
-            "--rows": rows,
+            "--rows": rows or reading.query,
             "--summary": summary or None,
             "--features": features,
             "--delta": delta,
@@ -112,8 +117,10 @@ def plot(
             more["components"] = tuple(chosen)
         elif chosen:
             more["component"] = chosen[0]
-        if rows is not None:
-            more["X"] = _read(rows, fitted)
+        if given["--rows"] is not None:
+            more["X"] = _read(source_of(rows, database, reading), reading, fitted)
+        elif reading.given:
+            raise InputError(f"{', '.join(reading.given)}: options for rows; name them with --rows")
         if summary:
             more["sites"] = {path.stem: Summary.load(path) for path in summary}
         save_figure(KINDS[kind][0](fitted, **more).figure_, output)
@@ -121,22 +128,27 @@ def plot(
             say(f"wrote {output}")
 
 
-def _read(path: str, fitted: Fitted | Summary) -> Any:
-    """Return a file's path, or, for a robust model, the file's rows if there are not too many."""
-    if not isinstance(fitted, RobustPCA):
+def _read(path: str, reading: Reading, fitted: Fitted | Summary) -> Any:
+    """Return a file's path, or the file's rows if there are not too many.
+
+    The rows are needed for a robust model, and to read them in a way that the path does not tell.
+    """
+    if isinstance(fitted, Summary) or not (isinstance(fitted, RobustPCA) or reading.given):
         return path
     import numpy as np
     import pyarrow as pa
 
     names = getattr(fitted, "feature_names_in_", None)
     listed = None if names is None else feature_names(fitted)
-    source = open_matching(Path(path), listed, fitted.n_features_in_)
+    source = matching_rows(fitted, path, reading)
     blocks, n = [], 0
     for block in source.blocks():
         blocks.append(np.asarray(block.todense() if hasattr(block, "todense") else block))
         n += len(blocks[-1])
         if n > MAX_ROWS:
-            raise InputError(f"{path} has more than {MAX_ROWS:,} rows; use a file with fewer rows")
+            raise InputError(
+                f"there are more than {MAX_ROWS:,} rows to draw; use a file with fewer"
+            )
     rows = np.vstack(blocks) if blocks else np.empty((0, fitted.n_features_in_))
     return rows if listed is None else pa.table(dict(zip(listed, rows.T, strict=True)))
 

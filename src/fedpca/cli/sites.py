@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpca.cli.options import choice_of, named_sites, opened_sites, sites_of
+from fedpca.cli.options import opened_sites, sites_of, sources_of
 from fedpca.cli.progress import approvals
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
-from fedpca.rows.open import paths_of
-
-TABLES = (".csv", ".parquet")  # files whose columns can be chosen by name
+from fedpca.rows.formats.files import BED, kind_of
+from fedpca.rows.open import opened_paths
+from fedpca.rows.reading import Reading
 
 
 class AtServer(NamedTuple):
@@ -26,19 +29,11 @@ class AtServer(NamedTuple):
     approval_wait: float
 
 
-class Chosen(NamedTuple):
-    """The columns that a user named."""
-
-    drop: list[str]
-    columns: list[str]
-    id: list[str]
-    weight: str | None
-
-
 def federation_of(
     fitted: Any,
     files: list[str] | None,
-    chosen: Chosen,
+    databases: list[str],
+    reading: Reading,
     server: AtServer,
     *,
     secure: bool,
@@ -46,19 +41,14 @@ def federation_of(
 ) -> Federation:
     """Return the sites in files or at a server.
 
-    If the user chooses no columns, only the features of the fitted model are read from tables, which
-    leaves out ids and other columns that were not in the fit.
+    If the user chooses no columns, only the features of the fitted model are read from files with
+    column names, which leaves out ids and other columns that were not in the fit.
     """
-    if (server.host is None) == (not files):
+    has_rows = bool(files) or reading.query is not None
+    if (server.host is None) == (not has_rows):
         raise InputError("specify either the sites' files or --federation HOST, but not both")
-    *named, weight = chosen
-    choice: dict[str, Any] = {**choice_of(*named), "weight": weight}
     if server.host is not None:
-        if any(choice.values()):
-            raise InputError(
-                "--drop, --columns, --id, and --weight only apply to files; each site in a "
-                "federation passes them to fedpca join"
-            )
+        refuse_reading(reading)
         return Federation.flower(
             server.host,
             sites=sites_of(server.sites),
@@ -74,13 +64,32 @@ def federation_of(
         raise InputError(
             "--sites, --credentials, --insecure, and --purpose require --federation HOST"
         )
+    sources = sources_of(files, databases, reading)
+    return Federation.local(
+        opened_sites(sources, _as_in_model(fitted, sources.values(), reading)), secure=secure
+    )
+
+
+def refuse_reading(reading: Reading) -> None:
+    """Refuse options for rows that this machine does not read."""
+    if reading.given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in reading.given)
+        raise InputError(
+            f"{flags}: these options only apply to files; each site in a federation passes them to "
+            "fedpca join"
+        )
+
+
+def _as_in_model(fitted: Any, sources: Iterable[str], reading: Reading) -> Reading:
+    """Return the reading with the columns and the normalization of a fitted model."""
+    if reading.columns is not None:
+        return reading
     features = getattr(fitted, "feature_names_in_", None)
-    if features is not None and not any(named) and _are_tables(files or []):
-        choice["columns"] = list(features)
-    return Federation.local(opened_sites(files or [], choice), secure=secure)
-
-
-def _are_tables(files: list[str]) -> bool:
-    """Return whether all files are tables with named columns."""
-    paths = [path for source in named_sites(files).values() for path in paths_of(source)]
-    return all(Path(path).suffix.lower() in TABLES for path in paths)
+    target = reading.log_normalize or getattr(fitted, "run_", RunRecord()).log_normalized
+    reading = replace(reading, log_normalize=target, of_model=True)
+    paths = [] if reading.query is not None else list(sources)
+    # sites with genotypes agree on the model's variants in the run, and tell which of them are absent
+    are_genotypes = any(kind_of(path) == BED for path in opened_paths(paths))
+    if features is None or reading.drop or reading.mask_var is not None or are_genotypes:
+        return reading
+    return replace(reading, columns=tuple(str(name) for name in features))

@@ -8,41 +8,47 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
+from fedpca.cli.option_groups import LeftOut, with_groups
 from fedpca.cli.options import (
-    Columns,
+    NOTHING_MULTIPLIED,
     Components,
-    Drop,
-    Extract,
-    Id,
-    Keep,
+    Database,
     Quiet,
-    choice_of,
     components_of,
-    genotypes_of,
+    source_of,
 )
 from fedpca.cli.progress import counting
 from fedpca.errors import InputError
 from fedpca.report.tables import print_summary
-from fedpca.rows.choice import ColumnChoice
+from fedpca.rows.gaps import MISSING
 from fedpca.rows.in_memory import about_n_rows
-from fedpca.rows.open import open_rows
+from fedpca.rows.open import open_rows, resolved
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.summary.summary import N_SPARE, Summary
 
 MAX_REVEALED_ROWS = 2  # the mean reveals a single row; the mean and one direction reveal two rows
 
 
+@with_groups
 def summarize(
-    file: Annotated[Path, typer.Argument(help="File or folder of rows.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the summary to this file.")],
+    file: Annotated[Path | None, typer.Argument(help="File or folder of rows.")] = None,
+    database: Database = None,
     n_components: Components = "auto",
     spare: Annotated[
         int, typer.Option(help="Number of directions to keep in addition to the components.")
     ] = N_SPARE,
-    drop: Drop = [],  # noqa: B006
-    columns: Columns = [],  # noqa: B006
-    id: Id = [],  # noqa: B006
-    keep: Keep = None,
-    extract: Extract = None,
+    reading: Annotated[
+        Reading, LeftOut({"weight": "a summary counts every row once", **NOTHING_MULTIPLIED})
+    ] = AS_STORED,
+    missing: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(MISSING),
+            help="What to do with missing values: refuse them, replace them with the feature's mean in "
+            "these rows, or leave out the rows that contain any.",
+        ),
+    ] = MISSING[0],
     force: Annotated[
         bool,
         typer.Option(
@@ -54,20 +60,22 @@ def summarize(
 ) -> None:
     """Summarize one site's rows in a file that can be merged with other sites' summaries.
 
-    FILE is a file or folder of rows, which is read once.
+    FILE is a file or folder of rows, which is read once, or twice with --missing mean.
     """
     with exit_codes():
         refuse_overwriting(output, force)
         wanted = components_of(n_components)
-        choice = choice_of(drop, columns, id)
-        source = genotypes_of(file, keep, extract)
-        rows = open_rows(source, ColumnChoice.of(**choice))
+        source, rest = resolved(source_of(file, database, reading), reading)
+        rows = open_rows(source, rest)
         with counting(quiet, "rows", lambda: about_n_rows(rows)) as on_block:
-            summary = Summary.of(source, wanted, n_spare=spare, on_block=on_block, **choice)
+            summary = Summary.of(
+                source, wanted, n_spare=spare, on_block=on_block, missing=missing, reading=rest
+            )
         if 0 < summary.n <= MAX_REVEALED_ROWS and not force:
             raise InputError(
-                f"{file} has {summary.n:.0f} row(s), and anyone could compute them from the summary, "
-                "which is meant to be shared; use at least 3 rows, or write the summary with --force"
+                f"{file or 'the result'} has {summary.n:.0f} row(s), and anyone could compute them "
+                "from the summary, which is meant to be shared; use at least 3 rows, or write the "
+                "summary with --force"
             )
         summary.save(output)
         if not quiet:

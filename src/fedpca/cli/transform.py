@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,16 +12,13 @@ import typer
 
 from fedpca.arrays import Array
 from fedpca.cli.console import err, exit_codes, out, refuse_overwriting, say
+from fedpca.cli.option_groups import LeftOut, with_groups
 from fedpca.cli.options import (
-    Columns,
-    Drop,
+    BY_MODEL,
+    Database,
     Force,
-    Id,
-    Keep,
-    Layer,
     Quiet,
-    choice_of,
-    genotypes_of,
+    source_of,
 )
 from fedpca.cli.progress import counting
 from fedpca.errors import InputError
@@ -40,14 +36,14 @@ from fedpca.report.plink import (
     write_weights,
 )
 from fedpca.rows.cells.h5ad import H5AD
-from fedpca.rows.choice import ALL_CELLS, ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
 from fedpca.rows.formats.files import kind_of
 from fedpca.rows.gaps import filled
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows, n_absent
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.matching import open_matching, scores_in_blocks
-from fedpca.rows.open import open_rows, state_of
+from fedpca.rows.open import open_rows, resolved, state_of
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.solvers.standardize import BINOMIAL
 from fedpca.storage.table_file import check_format, writing_table
 from fedpca.storage.tensor_file import read_arrays
@@ -55,9 +51,9 @@ from fedpca.storage.tensor_file import read_arrays
 FLAGS = ("t2", "q", "flagged")  # columns after the scores
 
 
+@with_groups
 def transform(
     model: Annotated[Path, typer.Argument(help="Model written by `fedpca fit` or `fedpca merge`.")],
-    file: Annotated[Path, typer.Argument(help="File or folder of rows.")],
     output: Annotated[
         Path,
         typer.Option(
@@ -67,6 +63,8 @@ def transform(
             "file holds the samples' entries in the eigenvectors, as in plink2.",
         ),
     ],
+    file: Annotated[Path | None, typer.Argument(help="File or folder of rows.")] = None,
+    database: Database = None,
     site: Annotated[
         str | None,
         typer.Option(help="Site that the rows belong to; only for a personalized model."),
@@ -78,10 +76,7 @@ def transform(
             help="Also write T2 and Q (SPE) for each row, and whether either exceeds its limit.",
         ),
     ] = False,
-    drop: Drop = [],  # noqa: B006
-    columns: Columns = [],  # noqa: B006
-    id: Id = [],  # noqa: B006
-    keep: Keep = None,
+    reading: Annotated[Reading, LeftOut(BY_MODEL)] = AS_STORED,
     plink: Annotated[
         Path | None,
         typer.Option(
@@ -90,7 +85,6 @@ def transform(
             "alleles in FILE; only for genotypes.",
         ),
     ] = None,
-    layer: Layer = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -107,14 +101,13 @@ def transform(
     """
     with exit_codes():
         refuse_overwriting(output, force)
-        choice = ColumnChoice.of(**choice_of(drop, columns, id), layer=layer)
         if flags and output.suffix == H5AD:
             raise InputError("--flags requires an output that ends in .parquet or .csv")
-        rows = genotypes_of(file, keep)
+        rows, rest = resolved(source_of(file, database, reading), reading)
         for path in [] if plink is None else weight_files(plink):
             refuse_overwriting(path, force)
         weights = None if plink is None else _allele_weights(model, rows)
-        n_rows = write_scores(model, rows, output, site, choice, with_flags=flags, quiet=quiet)
+        n_rows = write_scores(model, rows, output, site, rest, with_flags=flags, quiet=quiet)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
         if plink is not None and weights is not None:
@@ -127,7 +120,7 @@ def write_scores(
     source: Any,
     output: Path,
     site: str | None = None,
-    choice: ColumnChoice = ALL_COLUMNS,
+    reading: Reading = AS_STORED,
     *,
     with_flags: bool = False,
     quiet: bool = True,
@@ -141,7 +134,7 @@ def write_scores(
     import pyarrow as pa
 
     if output.suffix == H5AD:
-        return _write_cells(model_path, source, output, site, choice)
+        return _write_cells(model_path, source, output, site, reading)
     if output.suffix != EIGENVEC:
         check_format(output)
     model, header = _model(model_path, site)
@@ -158,7 +151,7 @@ def write_scores(
     k, d = model.components.shape
     features = header["features"]
     target = record_in(header).log_normalized
-    rows = open_matching(source, features, d, choice, log_normalized=target)
+    rows = open_matching(source, features, d, reading, log_normalized=target)
     if features is not None and rows.features is None:
         err.print(
             f"warning: {source} has no column names; its columns are assumed to be in this order: "
@@ -179,7 +172,7 @@ def write_scores(
         *header.get("scores", [f"pc{i + 1}" for i in range(k)]),
         *(FLAGS if with_flags else ()),
     ]
-    has_ids = bool(choice.ids) or isinstance(rows, GenotypeRows)
+    has_ids = bool(reading.id) or isinstance(rows, GenotypeRows)
     id_fields = list(getattr(rows, "id_schema", ())) if has_ids else []
     distinct_names([*(field.name for field in id_fields), *names])
     schema = pa.schema([*id_fields, *((name, pa.float64()) for name in names)])
@@ -255,18 +248,18 @@ def _score_and_flag(
 
 
 def _write_cells(
-    model_path: Path, source: Path, output: Path, site: str | None, choice: ColumnChoice
+    model_path: Path, source: Any, output: Path, site: str | None, reading: Reading
 ) -> int:
     """Write a copy of an ``.h5ad`` file with the results in it, and return the number of cells."""
-    if kind_of(source) != H5AD:
+    if not isinstance(source, Path) or kind_of(source) != H5AD:
         raise InputError(
             f"{output} can only be written from an .h5ad file; use an output ending in .parquet or .csv"
         )
-    if replace(choice, cells=ALL_CELLS) != ALL_COLUMNS:
+    if reading.given.keys() - {"layer"}:
         raise InputError("--drop, --columns, and --id do not apply to an .h5ad output; omit them")
     state = state_of(source)
     pca = load(model_path)
-    return write_h5ad(pca, source, state, output, layer=choice.cells.layer, site=site)
+    return write_h5ad(pca, source, state, output, layer=reading.layer, site=site)
 
 
 def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:

@@ -10,32 +10,33 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out, say
+from fedpca.cli.option_groups import with_groups
 from fedpca.cli.options import (
     FILES,
     ApprovalWait,
-    Columns,
     Credentials,
-    Drop,
+    Databases,
     Host,
-    Id,
     Insecure,
     Purpose,
     Quiet,
     Secure,
     Sites,
     Wait,
-    Weight,
 )
-from fedpca.cli.sites import AtServer, Chosen, federation_of
+from fedpca.cli.sites import AtServer, federation_of
 from fedpca.estimators import load
 from fedpca.estimators import verify as verify_model
 from fedpca.report.plans import print_verdict
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.solvers.verification import TOL
 
 
+@with_groups
 def verify(
     model: Annotated[Path, typer.Argument(help="Model file.")],
     files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
+    databases: Databases = [],  # noqa: B006
     tol: Annotated[
         float,
         typer.Option(help="Largest relative change to ignore; raise it to accept some drift."),
@@ -48,10 +49,7 @@ def verify(
             "sites whose rows have changed.",
         ),
     ] = False,
-    drop: Drop = [],  # noqa: B006
-    columns: Columns = [],  # noqa: B006
-    id: Id = [],  # noqa: B006
-    weight: Weight = None,
+    reading: Reading = AS_STORED,
     federation: Host = None,
     sites: Sites = None,
     secure: Secure = False,
@@ -70,9 +68,8 @@ def verify(
     """
     with exit_codes():
         fitted = load(model)
-        chosen = Chosen(drop, columns, id, weight)
         server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
-        fed = federation_of(fitted, files, chosen, server, secure=secure, quiet=quiet)
+        fed = federation_of(fitted, files, databases, reading, server, secure=secure, quiet=quiet)
         with fed:
             verdict = verify_model(fitted, fed, tol=tol, by_site=by_site)
         if json:

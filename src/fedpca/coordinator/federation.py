@@ -28,6 +28,7 @@ from fedpca.errors import InputError, SitesBusy, SitesLost
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.plan import MAX_PURPOSE, RunPlan
 from fedpca.protocol.question import Question
+from fedpca.rows.reading import Reading, option_names, reading_of, shows_options
 
 T = TypeVar("T")
 ON_REFUSAL = ("lose", "stop")  # what happens if a site refuses and a quorum remains
@@ -218,15 +219,13 @@ class Federation:
             raise
 
     @classmethod
+    @shows_options
     def dask(
         cls,
         client: Any,
         rows: Any,
         *,
-        drop: str | Sequence[str] | None = None,
-        columns: str | Sequence[str] | None = None,
-        id: str | Sequence[str] | None = None,
-        weight: str | None = None,
+        reading: Reading | None = None,
         **options: Any,
     ) -> Federation:
         """Return a federation of the workers of a Dask cluster; this requires the extra ``dask``.
@@ -244,15 +243,16 @@ class Federation:
             dict with the rows of each site. Blocks of unknown length and sparse blocks are accepted.
             Paths of files or folders, which may contain ``*``, are paths as the workers see them. Each
             file is read by a single worker.
-        drop, columns, id, weight
-            The names of columns, as for `Site`.
+        reading : Reading, optional
+            How the rows are read, if all options are in one value.
         **options
-            ``quorum``, ``on_refusal``, ``timeout``, and ``on_round``, as for `Federation`.
+            How the rows are read, as for `Site`; and ``quorum``, ``on_refusal``, ``timeout``, and
+            ``on_round``, as for `Federation`.
         """
         from fedpca.engines.dask.engine import connect
 
-        choice = {"drop": drop, "columns": columns, "id": id, "weight": weight}
-        engine = connect(client, rows, choice)
+        how = {name: options.pop(name) for name in option_names() if name in options}
+        engine = connect(client, rows, reading_of(reading, how))
         try:
             return cls(engine, **options)
         except BaseException:

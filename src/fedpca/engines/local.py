@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,10 @@ class LocalEngine(Engine):
             for site in sites:
                 site.reserved_by = self
         try:
-            yield
+            with ExitStack() as queried:
+                for site in sites:
+                    queried.enter_context(site.source.asking_here(run))
+                yield
         finally:
             for site in sites:
                 site.reserved_by = None

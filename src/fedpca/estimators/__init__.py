@@ -31,12 +31,13 @@ __all__ = [
 
 def load(path: str | os.PathLike[str]) -> FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA:
     """Read a fitted estimator of any kind from a model file."""
-    _, header = read_arrays(path, "model")
+    arrays, header = read_arrays(path, "model")
     if header.get("kind") == "summary":
         raise FileError(f"{path} is a summary, not a model; read it with Summary.load")
     kinds: dict[str, Any] = {
         kind.__name__: kind for kind in (FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA)
     }
     fitted: FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA
-    fitted = kinds.get(str(header.get("estimator")), FederatedPCA).load(path)
+    kind = kinds.get(str(header.get("estimator")), FederatedPCA)
+    fitted = kind._from_file(path, arrays, header)
     return fitted

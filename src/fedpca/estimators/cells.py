@@ -18,9 +18,9 @@ from fedpca.estimators.robust import RobustPCA
 from fedpca.models.linear import Model
 from fedpca.models.scanpy_results import ScanpyResults
 from fedpca.rows.cells.cell_rows import Cells, cells_in
-from fedpca.rows.choice import CellChoice
 from fedpca.rows.in_memory import is_cells
 from fedpca.rows.matching import scores_in_blocks
+from fedpca.rows.reading import Reading
 
 
 def to_anndata(
@@ -57,8 +57,7 @@ def to_anndata(
 
 def results_for(pca: Any, source: Any, layer: str | None, site: str | None) -> ScanpyResults:
     """Return a fitted model's results for the cells in an AnnData object or an ``.h5ad`` file."""
-    choice = CellChoice.of(layer)
-    rows = matching_rows(pca, source, choice)
+    rows = matching_rows(pca, source, Reading(layer=layer))
     model, score = _scoring(pca, site)
     scores = [scores for scores, _ in scores_in_blocks(rows, score)]
     names = getattr(pca, "feature_names_in_", None)

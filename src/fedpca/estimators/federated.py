@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
@@ -44,7 +44,7 @@ from fedpca.models.control_limits import (
     control_limits,
     t2_and_q,
 )
-from fedpca.models.linear import Model, load_model
+from fedpca.models.linear import Model, linear_model_in
 from fedpca.privacy.gaussian import Privacy
 from fedpca.rows.gaps import MISSING, filled, has_gaps
 from fedpca.rows.in_memory import canonical, is_sparse
@@ -54,6 +54,7 @@ from fedpca.solvers.contract import Solver
 from fedpca.solvers.pca import MAX_MAF, principal_components
 from fedpca.solvers.private.program import private_components
 from fedpca.solvers.standardize import BINOMIAL
+from fedpca.storage.tensor_file import read_arrays
 
 
 class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
@@ -370,7 +371,14 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a fitted estimator from a file that `save` wrote."""
-        model, header = load_model(path)
+        return cls._from_file(path, *read_arrays(path, "model"))
+
+    @classmethod
+    def _from_file(
+        cls, path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]
+    ) -> Self:
+        """Return the fitted estimator in a file that has been read."""
+        model = linear_model_in(path, arrays, header)
         with usable_header(path):
             estimator = from_header(cls, path, header)
             estimator._set_model(model, header["n_samples"], header["features"])

@@ -27,7 +27,6 @@ from fedpca.errors import InputError
 from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
-from fedpca.rows.choice import ALL_CELLS, CellChoice, ColumnChoice
 from fedpca.rows.formats.array_files import is_array_on_disk
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows, n_absent
 from fedpca.rows.genotypes.plink_files import Genotypes
@@ -36,6 +35,7 @@ from fedpca.rows.in_memory import Rows, is_cells, is_foreign, whole
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
 from fedpca.rows.open import is_dask, joined, open_rows
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.rows.weighted import checked_weights
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import to_plain
@@ -376,7 +376,7 @@ def scores_of_file(
     return np.vstack([np.empty((0, width)), *blocks])
 
 
-def matching_rows(estimator: BaseEstimator, source: Any, cells: CellChoice = ALL_CELLS) -> Rows:
+def matching_rows(estimator: BaseEstimator, source: Any, reading: Reading = AS_STORED) -> Rows:
     """Return a source's rows with the columns of the fit, and with cells normalized as in the fit."""
     check_is_fitted(estimator)
     names = getattr(estimator, "feature_names_in_", None)
@@ -386,7 +386,7 @@ def matching_rows(estimator: BaseEstimator, source: Any, cells: CellChoice = ALL
         source,
         features,
         estimator.n_features_in_,
-        ColumnChoice(cells=cells),
+        reading,
         log_normalized=run.log_normalized,
     )
 

@@ -17,13 +17,14 @@ from sklearn.utils import check_array
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
     holds_rows,
     is_path,
+    matching_rows,
     new_features,
     new_rows,
     plain_params,
@@ -41,15 +42,15 @@ from fedpca.estimators.fitting import (
 from fedpca.estimators.frames import rows_like, sites_framed
 from fedpca.estimators.linear import tags_for_rows
 from fedpca.models import site_similarity
-from fedpca.models.personalized import PersonalizedModel, Split, load_personalized
+from fedpca.models.personalized import PersonalizedModel, Split, personalized_in
 from fedpca.models.site_similarity import ClusterEvidence
-from fedpca.rows.matching import open_matching
 from fedpca.rows.open import is_dask
 from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.local_ranks import LocalRanks
 from fedpca.solvers.personalized.program import shared_and_local
 from fedpca.solvers.personalized.starts import STARTS
+from fedpca.storage.tensor_file import read_arrays
 
 STALL_TIMES_TOL = 100  # no warning for a stall if the residual is at most this many times tol
 STALL_ROUNDING = 1e-10  # replaces a smaller tol, which rounding may make unreachable
@@ -334,7 +335,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 f"site {name!r} is already in the model; use a different name for the new site"
             )
         d, features = self.n_features_in_, getattr(self, "feature_names_in_", None)
-        rows = open_matching(X, features, d, log_normalized=self.run_.log_normalized)
+        rows = matching_rows(self, X)
         LocalRanks.of(rank).check_features(len(self.components_), d)
         model = self.model_.with_site(name, rows, rank)
         self._set_model(model, self.n_samples_, features)
@@ -409,7 +410,14 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a fitted estimator that `save` or a site wrote."""
-        model, header = load_personalized(path)
+        return cls._from_file(path, *read_arrays(path, "model"))
+
+    @classmethod
+    def _from_file(
+        cls, path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]
+    ) -> Self:
+        """Return the fitted estimator in a file that has been read."""
+        model = personalized_in(path, arrays, header)
         with usable_header(path):
             estimator = from_header(cls, path, header)
             estimator._set_model(model, header["n_samples"], header["features"])

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, record_in, usable_header
 from fedpca.estimators.fitting import (
@@ -33,7 +33,7 @@ from fedpca.estimators.fitting import (
 )
 from fedpca.estimators.frames import column_like, rows_like
 from fedpca.estimators.linear import LinearAttributes, rows_from_scores, tags_for_rows
-from fedpca.models.linear import Model, load_model
+from fedpca.models.linear import Model, linear_model_in
 from fedpca.models.robust import OutlierScores, Parts, RobustModel
 from fedpca.rows.columns import some_of
 from fedpca.rows.open import is_dask
@@ -41,6 +41,7 @@ from fedpca.solvers.catalogue import ROBUST, find_robust
 from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.program import RobustResult, low_rank_and_sparse
 from fedpca.solvers.robust.rows_apart import DEPENDS
+from fedpca.storage.tensor_file import read_arrays
 
 CORRUPTED_SHARE = 0.4  # a site with a larger share of outliers counts as corrupted
 
@@ -278,7 +279,14 @@ class RobustPCA(
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a fitted estimator from a file that `save` wrote."""
-        linear, header = load_model(path)
+        return cls._from_file(path, *read_arrays(path, "model"))
+
+    @classmethod
+    def _from_file(
+        cls, path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]
+    ) -> Self:
+        """Return the fitted estimator in a file that has been read."""
+        linear = linear_model_in(path, arrays, header)
         with usable_header(path):
             estimator = from_header(cls, path, header)
             threshold = float(header["threshold"])

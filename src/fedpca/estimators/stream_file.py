@@ -10,7 +10,7 @@ from fedpca.arrays import Arrays
 from fedpca.errors import FileError
 from fedpca.models.linear import Model, model_in
 from fedpca.rows.centering import Mean
-from fedpca.storage.tensor_file import check_file_arrays, read_arrays, write_arrays
+from fedpca.storage.tensor_file import check_file_arrays, write_arrays
 from fedpca.summary.adaptive_rank import AdaptiveRank
 from fedpca.summary.file import header_of, summary_in
 from fedpca.summary.scatter import Scatter
@@ -43,9 +43,8 @@ def write_stream(
     write_arrays(path, arrays, header)
 
 
-def read_stream(path: str | os.PathLike[str]) -> tuple[Stream, dict[str, Any]]:
-    """Read and check a stream file, and return the stream and its estimator's header."""
-    arrays, header = read_arrays(path, "model")
+def stream_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]) -> Stream:
+    """Return the stream of a file that has been read, after validating it."""
     model_in(path, arrays, header)
     try:
         carried = summary_in(path, _below(CARRIED, arrays), header["carried"])
@@ -54,7 +53,7 @@ def read_stream(path: str | os.PathLike[str]) -> tuple[Stream, dict[str, Any]]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"{path} has an invalid header: {error}") from None
     scatter = _scatter_in(path, _below(SCATTER, arrays), carried.n_features)
-    return Stream(carried, scatter, rank, header["n_samples"], n_spare), header
+    return Stream(carried, scatter, rank, header["n_samples"], n_spare)
 
 
 def _rank_in(header: dict[str, Any]) -> AdaptiveRank:

@@ -15,12 +15,12 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import validate_data
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
 from fedpca.estimators.files import file_header, from_header, usable_header
 from fedpca.estimators.fitting import as_federation, as_stream, forget_features, set_features
 from fedpca.estimators.linear import LinearMethods
-from fedpca.estimators.stream_file import read_stream, write_stream
+from fedpca.estimators.stream_file import stream_in, write_stream
 from fedpca.estimators.stream_rank import StreamRank, within_summary
 from fedpca.linalg.rank_rules import RULES
 from fedpca.models.linear import Model
@@ -31,6 +31,7 @@ from fedpca.rows.open import is_dask, open_rows
 from fedpca.rows.standardized import refuse_tiny
 from fedpca.solvers.common_features import common_features
 from fedpca.solvers.one_round.merge import directions_to_ask, gather_summaries, summarize_rows
+from fedpca.storage.tensor_file import read_arrays
 from fedpca.summary.lowrank import rows_at_once
 from fedpca.summary.scaled import scaled_summary
 from fedpca.summary.scatter import Scatter, scatter_fits, scatter_pays
@@ -350,7 +351,14 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read an estimator that `save` wrote, which then continues as if it had never stopped."""
-        stream, header = read_stream(path)
+        return cls._from_file(path, *read_arrays(path, "model"))
+
+    @classmethod
+    def _from_file(
+        cls, path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]
+    ) -> Self:
+        """Return the fitted estimator in a file that has been read."""
+        stream = stream_in(path, arrays, header)
         with usable_header(path):
             estimator = from_header(cls, path, header)
         estimator._set_stream(stream)

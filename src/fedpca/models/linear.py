@@ -217,9 +217,14 @@ class Model:
 def load_model(path: str | os.PathLike[str]) -> tuple[Model, dict[str, Any]]:
     """Read a model and its header from a file, and validate both."""
     arrays, header = read_arrays(path, "model")
+    return linear_model_in(path, arrays, header), header
+
+
+def linear_model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]) -> Model:
+    """Return the model of a file that has been read; refuse a summary."""
     if header.get("kind") == "summary":
         raise FileError(f"{path} is a summary, not a model; use `fedpca merge` to convert it")
-    return model_in(path, arrays, header), header
+    return model_in(path, arrays, header)
 
 
 def model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]) -> Model:

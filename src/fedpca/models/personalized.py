@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpca.arrays import Array
+from fedpca.arrays import Array, Arrays
 from fedpca.errors import FileError, InputError
 from fedpca.linalg.dense import fix_signs
 from fedpca.models.linear import Model
@@ -261,6 +261,13 @@ def is_personalized(path: str | os.PathLike[str]) -> bool:
 def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, dict[str, Any]]:
     """Read a personalized model and its header from a file, and validate both."""
     arrays, header = read_arrays(path, "model")
+    return personalized_in(path, arrays, header), header
+
+
+def personalized_in(
+    path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]
+) -> PersonalizedModel:
+    """Return the personalized model of a file that has been read, after validating it."""
     if header.get("kind") != KIND:
         raise FileError(
             f"{path} contains a {header.get('kind') or 'linear model'}, not a personalized model"
@@ -295,4 +302,4 @@ def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, 
         for i, site in enumerate(sites)
     }
     shared = {name: arrays[name] for name in ("components", "variance", "scale")}
-    return PersonalizedModel(**shared, mean=arrays.get("mean"), parts=parts), header
+    return PersonalizedModel(**shared, mean=arrays.get("mean"), parts=parts)

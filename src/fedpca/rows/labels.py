@@ -9,10 +9,10 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.cells.cell_rows import LoadedCells
-from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.gpu.devices import selected_rows
 from fedpca.rows.in_memory import is_cells, is_sparse, stacked
 from fedpca.rows.open import open_rows
+from fedpca.rows.reading import Reading
 
 
 def labels_of_rows(sites: Any, n_rows: int) -> Array:
@@ -50,7 +50,7 @@ def take_label_column(source: Any, column: str) -> tuple[Any, list[Any]]:
     """
     import pyarrow as pa
 
-    rows: Any = open_rows(source, ColumnChoice(ids=(column,)))
+    rows: Any = open_rows(source, Reading(id=(column,)))
     if is_cells(source):  # a column of obs is not a gene, so no column is taken out
         return source, _labels_in(rows.ids)
     blocks, labels = [], []

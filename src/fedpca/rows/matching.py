@@ -11,37 +11,36 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import some_of
 from fedpca.rows.in_memory import Block, Rows, refuse_non_finite
 from fedpca.rows.open import open_rows
+from fedpca.rows.reading import AS_STORED, Reading
 
 
 def open_matching(
     source: Any,
     features: Sequence[str] | None,
     n_features: int,
-    choice: ColumnChoice = ALL_COLUMNS,
+    reading: Reading = AS_STORED,
     *,
     log_normalized: float = 0.0,
 ) -> Rows:
     """Return the rows in the columns that a model uses, in the model's order.
 
     If both the model and the source have column names, columns are matched by name, and other columns
-    of the source are ignored. Otherwise, columns are matched by position, and ``choice`` may drop some.
+    of the source are ignored. Otherwise, columns are matched by position, and ``reading`` may drop
+    some.
     Cells are normalized as in the fit; other rows are assumed to be normalized already.
     """
-    cells = replace(choice.cells, log_normalize=log_normalized, of_model=True)
-    choice = replace(choice, cells=cells)
+    reading = replace(reading, log_normalize=log_normalized, of_model=True)
     if features is not None:
-        both = [name for name in features if name in (*choice.drop, *choice.ids)]
+        both = [name for name in features if name in (*reading.drop, *reading.id)]
         if both:
             raise InputError(
                 f"{some_of(both)} cannot be in drop or id, because the model uses it as a feature"
             )
-        columns = tuple(features)
-        choice = ColumnChoice(columns=columns, ids=choice.ids, by_position=True, cells=cells)
-    rows = open_rows(source, choice)
+        reading = replace(reading, columns=tuple(features), drop=())
+    rows = open_rows(source, reading)
     if rows.n_features != n_features:
         where = source if isinstance(source, str | os.PathLike) else "the table"
         raise InputError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tokenize import TokenError
@@ -18,17 +20,19 @@ import scipy.sparse as sp
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.cells.cell_rows import open_cells
 from fedpca.rows.cells.h5ad import H5AD
-from fedpca.rows.choice import ALL_CELLS, ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import some_of
 from fedpca.rows.formats.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
 from fedpca.rows.formats.files import BED, OPENERS, kind_of, name_of
 from fedpca.rows.formats.partitions import NO_PARTITION, Partition, partition_of
+from fedpca.rows.formats.query import Query
 from fedpca.rows.formats.tables import InMemoryTable, TableRows
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows, open_genotypes
 from fedpca.rows.genotypes.plink_files import Genotypes, fileset
-from fedpca.rows.gpu.device_rows import device_rows
+from fedpca.rows.gpu.device_rows import device_rows, rows_on
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_cells, is_foreign
 from fedpca.rows.pieces import PieceRows, Pieces
+from fedpca.rows.reading import AS_STORED, Kind, Reading
+from fedpca.rows.weighted import WeightedRows
 from fedpca.storage.regular import refuse_special
 
 _GONE = "gone"
@@ -50,26 +54,71 @@ _UNREADABLE = (
 )
 
 
-def open_rows(source: Any, choice: ColumnChoice = ALL_COLUMNS) -> Rows:
+def open_rows(source: Any, reading: Reading = AS_STORED) -> Rows:
     """Return the rows in any source: an array, sparse matrix, table, AnnData, pieces, or files.
 
-    ``choice`` says which columns are features. An array on a device stays there.
+    ``source`` may also be a database, if the reading has a query. An array on a device stays there.
+    """
+    source, reading = resolved(source, reading)
+    rows = open_unweighted(source, reading)
+    if isinstance(source, Query):
+        # a query deletes its result when nothing refers to the query any more
+        weakref.finalize(rows, id, source)
+    return on_device_and_weighted(rows, reading)
+
+
+def resolved(source: Any, reading: Reading) -> tuple[Any, Reading]:
+    """Return the source that ``query``, ``keep``, and ``extract`` choose, and the other options.
+
+    A database is queried when the rows are first opened, and again only when its `Query` is told to.
+    """
+    if reading.keep is not None or reading.extract is not None:
+        paths = [] if reading.query is not None else paths_of(source)
+        if len(paths) != 1 or kind_of(Path(paths[0])) != BED:
+            Reading(keep=reading.keep, extract=reading.extract).refuse_for(Kind.TABLE)
+        source = Genotypes(paths[0], reading.keep, reading.extract)
+    elif reading.query is not None:
+        source = Query(source, reading.query)
+    else:
+        return source, reading
+    return source, replace(reading, query=None, keep=None, extract=None)
+
+
+def on_device_and_weighted(rows: Rows, reading: Reading) -> Rows:
+    """Return rows that are multiplied on the reading's device, with the reading's weights."""
+    if reading.device is not None or reading.precision is not None:
+        rows = rows_on(rows, reading.device, reading.precision)
+    return rows if reading.weight is None else WeightedRows(rows, reading.weight)
+
+
+def open_unweighted(source: Any, reading: Reading = AS_STORED) -> Rows:
+    """Return the rows in a resolved source, where a column of weights is one of the features.
+
+    So a check before a fit finds what is wrong with the weights, too.
     """
     paths = paths_of(source)
     if paths:
-        return open_paths(paths, choice)
+        return open_paths(paths, reading)
+    if isinstance(source, Query):
+        try:
+            return open_path(source.result, reading)
+        except InputError as error:
+            raise InputError(
+                str(error).replace(str(source.result), "the query's result", 1)
+            ) from None
     if isinstance(source, Genotypes):
-        return _opened(source.bed, choice, lambda: open_genotypes(source, choice))
+        return _opened(source.bed, reading, lambda: open_genotypes(source, reading))
     if isinstance(source, Pieces):
-        return PieceRows(source, partial(open_rows, choice=choice))
+        return PieceRows(source, partial(open_unweighted, reading=reading))
     if is_cells(source):
-        return open_cells(source, choice)
-    if choice.cells is not ALL_CELLS:
-        choice.cells.refuse_elsewhere()
+        reading.refuse_for(Kind.CELLS)
+        return open_cells(source, reading)
     if hasattr(source, "__arrow_c_stream__"):
-        return TableRows(InMemoryTable(source), choice)
-    if choice is not ALL_COLUMNS:
-        choice.check_unnamed()
+        reading.refuse_for(Kind.TABLE)
+        return TableRows(InMemoryTable(source), reading)
+    if reading is not AS_STORED:  # there may be thousands of sites with arrays
+        reading.refuse_for(Kind.TABLE)
+        reading.check_unnamed()
     if sp.issparse(source):
         return SparseRows(source)
     if not isinstance(source, np.ndarray) and is_array_on_disk(source):
@@ -83,7 +132,7 @@ def is_dask(table: Any) -> bool:
 
 
 def open_path(
-    path: Path, choice: ColumnChoice = ALL_COLUMNS, partition: Partition = NO_PARTITION
+    path: Path, reading: Reading = AS_STORED, partition: Partition = NO_PARTITION
 ) -> Rows:
     """Return the rows in a file, or in all data files under a folder, sorted by path.
 
@@ -97,7 +146,7 @@ def open_path(
             )
         _refuse_copies(files)
         parts = {file: partition_of(file, path) for file in files}
-        return joined([(str(file), open_path(file, choice, parts[file])) for file in files])
+        return joined([(str(file), open_path(file, reading, parts[file])) for file in files])
     if not path.exists():
         raise InputError(f"{path} does not exist; check the name")
     try:
@@ -106,7 +155,7 @@ def open_path(
         raise InputError(
             f"{path}: cannot read {path.suffix!r} files; use {', '.join(OPENERS)}"
         ) from None
-    return _opened(path, choice, lambda: opener(path, choice, partition))
+    return _opened(path, reading, lambda: opener(path, reading, partition))
 
 
 def joined(sources: Sequence[tuple[str, Rows]]) -> Rows:
@@ -122,12 +171,11 @@ def joined(sources: Sequence[tuple[str, Rows]]) -> Rows:
     return JoinedRows(sources)
 
 
-def _opened(path: Path, choice: ColumnChoice, opener: Callable[[], Rows]) -> Rows:
+def _opened(path: Path, reading: Reading, opener: Callable[[], Rows]) -> Rows:
     """Return the rows that ``opener`` opens; errors name the file, but never quote its contents."""
     refuse_special(path, InputError)
     try:
-        if kind_of(path) != H5AD:
-            choice.cells.refuse_elsewhere()
+        reading.refuse_for({H5AD: Kind.CELLS, BED: Kind.GENOTYPES}.get(kind_of(path), Kind.TABLE))
         return opener()
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -139,13 +187,13 @@ def _opened(path: Path, choice: ColumnChoice, opener: Callable[[], Rows]) -> Row
         ) from None
 
 
-def open_paths(texts: Sequence[str], choice: ColumnChoice = ALL_COLUMNS) -> Rows:
+def open_paths(texts: Sequence[str], reading: Reading = AS_STORED) -> Rows:
     """Return the combined rows of several files or folders; ``*`` in a name matches any text."""
     paths = _expand_patterns(texts)
     if len(paths) == 1:
-        return open_path(paths[0], choice)
+        return open_path(paths[0], reading)
     _refuse_copies(paths)
-    return joined([(str(path), open_path(path, choice)) for path in paths])
+    return joined([(str(path), open_path(path, reading)) for path in paths])
 
 
 def paths_of(source: Any) -> list[str]:
@@ -158,6 +206,7 @@ def paths_of(source: Any) -> list[str]:
 def file_states(source: Any) -> dict[Path, str]:
     """Return the state of each file that `open_rows` would read; rows in memory have no files."""
     files: list[Path] = list(source.files) if isinstance(source, Genotypes) else []
+    files += [source.result] if isinstance(source, Query) else []
     files += [part for path in opened_paths(paths_of(source)) for part in _parts(path)]
     return {file: state_of(file) for file in files}
 

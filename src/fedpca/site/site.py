@@ -25,11 +25,11 @@ from fedpca.errors import (
 from fedpca.linalg.blas_threads import jobs_for_arrays
 from fedpca.protocol.message import Header, Message, decode, encode
 from fedpca.protocol.plan import RunPlan
-from fedpca.rows.formats.query import Query
 from fedpca.rows.gaps import DROP, Totals, column_totals
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.in_memory import DenseRows, Rows, SparseRows
 from fedpca.rows.one_pass import ProvisionalScatter
+from fedpca.rows.reading import Reading, shows_options
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
 from fedpca.site.conversation import Conversation, refusal
 from fedpca.site.current_run import CurrentRun, Memory
@@ -92,36 +92,18 @@ class Site:
     memory_limit : int
         Bytes that the site may use to cache A'A. The site also holds one block of rows (16 MiB) and the
         scores of its rows. While it computes A'A, it holds a few more matrices of the size of A'A.
-    drop, columns, id : str or list of str, optional
-        Column names: ``drop`` lists columns that are not features, ``columns`` lists the only features,
-        and ``id`` lists columns that identify the rows and never leave the site. By default, all
-        columns are features.
-    weight : str or array of shape (n_rows,), optional
-        The weights of the rows, or the name of the column that holds them, which is then not a feature.
-        A row with weight w counts as w equal rows; see `FederatedPCA.fit`.
     check : callable, optional
         A function that raises an `InputError` for rows that would fail a fit. It is called with the
         rows when the site opens them, and again when a run begins after a file has changed. If it fails
         in the second case, the site stays out of the run instead of ending the run for everybody.
-    device : str, optional
-        The device on which PyTorch or CuPy multiplies the rows: "cuda", "cuda:N", or "cpu". Rows from
-        files and numpy arrays are moved to the device. They stay there if they fit in half of the
-        device's free memory.
-    precision : {"float64", "float32", "tf32"}, optional
-        The precision in which a device computes A'A; by default, float64. Most GPUs are many times
-        faster in float32, but `run_.angle_bound` is then larger, and fewer components are certain.
-    layer, mask_var : str, optional
-        For an AnnData object or an ``.h5ad`` file, whose rows are cells: the layer with the values, by
-        default ``X``, and the column of ``var`` that marks the genes to use, such as
-        "highly_variable". All sites must use the same genes.
-    log_normalize : bool or float
-        Whether to replace each value x of a cell with ``log(1 + S x / sum(x))``. The sum runs over all
-        genes of the table, as in scanpy. A number sets S; True sets S to 1e4. All sites must use the
-        same S.
     keys : Keys, optional
         The keys of the site and its coordinator, if they are on different machines.
     tell : callable, optional
         A function that is called with a line of text when a run asks for a person's approval.
+    reading : Reading, optional
+        How the rows are read, if all options are in one value.
+    **how
+        How the rows are read: the options of `fedpca.rows.reading.Reading`, such as ``id="patient"``.
 
     Examples
     --------
@@ -132,6 +114,7 @@ class Site:
     ('a', 'b')
     """
 
+    @shows_options
     def __init__(
         self,
         rows: Any,
@@ -140,33 +123,13 @@ class Site:
         policy: Policy | None = None,
         store: str | os.PathLike[str] | None = None,
         memory_limit: int = MAX_CACHE_BYTES,
-        drop: str | Sequence[str] | None = None,
-        columns: str | Sequence[str] | None = None,
-        id: str | Sequence[str] | None = None,
-        weight: Any = None,
         check: Callable[[Rows], None] | None = None,
-        device: str | None = None,
-        precision: str | None = None,
-        layer: str | None = None,
-        mask_var: str | None = None,
-        log_normalize: bool | float = False,
         keys: Keys | None = None,
         tell: Callable[[str], None] | None = None,
+        reading: Reading | None = None,
+        **how: Any,
     ) -> None:
-        self.source = Source(
-            rows,
-            site=name,
-            drop=drop,
-            columns=columns,
-            id=id,
-            weight=weight,
-            check=check,
-            device=device,
-            precision=precision,
-            layer=layer,
-            mask_var=mask_var,
-            log_normalize=log_normalize,
-        )
+        self.source = Source(rows, site=name, reading=reading, how=how, check=check)
         self.name = name
         self.policy = policy or TRUSTING
         self.store = None if store is None else Path(store)
@@ -210,7 +173,7 @@ class Site:
         >>> site.rows.n_rows
         2
         """
-        return cls(Query(database, sql), name=name, **options)
+        return cls(database, name=name, query=sql, **options)
 
     @property
     def rows(self) -> Rows:
@@ -257,7 +220,7 @@ class Site:
     @property
     def log_normalized(self) -> float:
         """Return the sum to which each cell is normalized, or 0 if cells are not normalized."""
-        return self.source.log_normalized
+        return self.source.reading.log_normalize
 
     @property
     def memory(self) -> Memory:

@@ -14,50 +14,46 @@ from pathlib import Path
 from typing import Any
 
 from fedpca.errors import InputError, SiteFailed
-from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.formats.query import Query
-from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.genotypes.plink_files import Genotypes
-from fedpca.rows.gpu.device_rows import rows_on
 from fedpca.rows.in_memory import Rows, checksum
-from fedpca.rows.open import file_states, open_rows, opened_paths, refuse_gone, state_of
+from fedpca.rows.open import (
+    file_states,
+    on_device_and_weighted,
+    open_unweighted,
+    opened_paths,
+    refuse_gone,
+    resolved,
+    state_of,
+)
 from fedpca.rows.pieces import Pieces
-from fedpca.rows.weighted import WeightedRows, as_numbers, weight_fingerprint
+from fedpca.rows.reading import AS_STORED, Reading, reading_of
+from fedpca.rows.weighted import weight_fingerprint
 
 log = logging.getLogger("fedpca.site")
 
 
 class Source:
-    """Where a site's rows come from; the parameters are those of `fedpca.site.site.Site`."""
+    """Where a site's rows come from; the parameters are those of `fedpca.site.site.Site`.
+
+    ``how`` may hold the options of the reading instead.
+    """
 
     def __init__(
         self,
         rows: Any,
         *,
         site: str,
-        drop: str | Sequence[str] | None = None,
-        columns: str | Sequence[str] | None = None,
-        id: str | Sequence[str] | None = None,
-        weight: Any = None,
+        reading: Reading | None,
+        how: Mapping[str, Any],
         check: Callable[[Rows], None] | None = None,
-        device: str | None = None,
-        precision: str | None = None,
-        layer: str | None = None,
-        mask_var: str | None = None,
-        log_normalize: bool | float = False,
     ) -> None:
         self._site, self._check = site, check
-        self._query = rows if isinstance(rows, Query) else None
-        self._device, self._precision = device, precision
         with _naming_site(site):
-            self._given = rows if self._query is None else self._query.fetch()
-            cells = {"layer": layer, "mask_var": mask_var, "log_normalize": log_normalize}
-            is_chosen = any(option is not None for option in (drop, columns, id, layer, mask_var))
-            is_chosen = is_chosen or log_normalize is not False
-            choice = ColumnChoice.of(drop, columns, id, **cells) if is_chosen else ALL_COLUMNS
-            self._choice = choice
-            is_array = weight is not None and not isinstance(weight, str)
-            self._weight = as_numbers(weight) if is_array else weight
+            self.reading = reading_of(reading, how) if reading or how else AS_STORED
+            self._given, self._reading = resolved(rows, self.reading)
+            self._asked: tuple[str, SiteFailed | Path] | None = None  # a run, and what a query gave
+            self._is_asked_here = False
             # before opening, so that a change while files are opened is noticed
             self.files = file_states(self._given)
             self.rows = self._open()
@@ -67,20 +63,40 @@ class Source:
 
         If the rows come from a database, query it again. So call this only when a run begins.
         """
-        if self._query is not None:
-            try:
-                self._given = self._query.fetch()
-            except InputError as error:  # its text is only for the people at the site
-                log.error("site %s: %s", self._site, error)
-                raise SiteFailed(
-                    "the site's database did not answer its query; see the site's log for details"
-                ) from None
+        if isinstance(self._given, Query):
+            known = self._asked if self._is_asked_here else None
+            found = self._ask(self._given) if known is None else known[1]
+            if isinstance(found, SiteFailed):
+                raise found
         return files_of(self._given)
 
-    @property
-    def log_normalized(self) -> float:
-        """Return the sum to which each cell is normalized, or 0 if cells are not normalized."""
-        return self._choice.cells.log_normalize
+    @contextmanager
+    def asking_here(self, run: str) -> Iterator[None]:
+        """For a run in this process, query a connection in the thread that starts the run.
+
+        The run's questions may be answered in other threads, which most drivers do not let use the
+        connection. An address, or a function that opens a connection, works in any thread.
+        """
+        query = self._given
+        if isinstance(query, Query) and query.belongs_to_thread:
+            # a run that gave its sites back while people decide keeps the rows that it began with
+            if self._asked is None or self._asked[0] != run:
+                self._asked = run, self._ask(query)
+            self._is_asked_here = True
+        try:
+            yield
+        finally:
+            self._is_asked_here = False
+
+    def _ask(self, query: Query) -> SiteFailed | Path:
+        """Query the database again; return the file with the rows, or why there is none."""
+        try:
+            return query.fetch()
+        except InputError as error:  # its text is only for the people at the site
+            log.error("site %s: %s", self._site, error)
+            return SiteFailed(
+                "the site's database did not answer its query; see the site's log for details"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -92,10 +108,10 @@ class Source:
         states = [f"{file.name} {state}" for file, state in files.items()]
         if isinstance(self._given, Genotypes):
             states.append(self._given.in_words())
-        if states and self._weight is not None:
-            states.append(weight_fingerprint(self._weight))
+        if states and self.reading.weight is not None:
+            states.append(weight_fingerprint(self.reading.weight))
         return "; ".join(
-            filter(None, ("; ".join(states) or self._checksum, self._choice.in_words()))
+            filter(None, ("; ".join(states) or self._checksum, self.reading.in_words()))
         )
 
     @cached_property
@@ -123,34 +139,10 @@ class Source:
 
     def _open(self) -> Rows:
         """Open and check the rows."""
-        choice = self._choice
-        if isinstance(self._weight, str):
-            choice = choice.also(self._weight)
-        try:
-            rows = open_rows(self._given, choice)
-        except InputError as error:
-            if self._query is None:
-                raise
-            raise InputError(
-                str(error).replace(str(self._given), "the query's result", 1)
-            ) from None
-        if isinstance(rows, GenotypeRows):
-            self._refuse_options_of_tables()
+        rows = open_unweighted(self._given, self._reading)
         if self._check is not None:
             self._check(rows)
-        if self._device is not None or self._precision is not None:
-            rows = rows_on(rows, self._device, self._precision)
-        return rows if self._weight is None else WeightedRows(rows, self._weight)
-
-    def _refuse_options_of_tables(self) -> None:
-        """Refuse weights and devices for genotypes, which are multiplied in their packed form."""
-        given = {"weight": self._weight, "device": self._device, "precision": self._precision}
-        for option, value in given.items():
-            if value is not None:
-                raise InputError(
-                    f"the rows are genotypes, which take no {option}; omit it, or choose samples "
-                    "with keep instead"
-                )
+        return on_device_and_weighted(rows, self._reading)
 
 
 def in_pieces(

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
 from typing import Any
 
+import numpy as np
+
+from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import check_n_components, rank_rule
 from fedpca.rows.centering import Centered, Mean, about_own_mean, naming_bad_values
-from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
+from fedpca.rows.gaps import MEAN, MISSING, column_totals, counting_blocks
 from fedpca.rows.genotypes.genotype_rows import matchable
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.open import open_rows
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.summary.lowrank import rows_at_once
 from fedpca.summary.scatter import Scatter, scatter_pays
 from fedpca.summary.summary import N_SPARE, Summary
@@ -27,15 +31,26 @@ def summarize(
     n_spare: int = N_SPARE,
     center: bool = True,
     on_block: Callable[[int], None] | None = None,
-    choice: ColumnChoice = ALL_COLUMNS,
+    missing: str = "error",
+    reading: Reading = AS_STORED,
 ) -> Summary:
     """Return the summary of rows, as described in `Summary.of`."""
     check_n_components(n_components)
-    rows = matchable(open_rows(source, choice))
+    if missing not in MISSING:
+        raise InputError(f"missing={missing!r} must be one of {', '.join(MISSING)}")
+    if reading.weight is not None:
+        raise InputError("a summary counts every row once, so it takes no weight; omit the weight")
+    rows = matchable(open_rows(source, reading))
+    treatment = MISSING.index(missing)
+    fill = None
+    if treatment == MEAN:
+        totals = column_totals(rows, MEAN)
+        # a column without any value is zero, as in a fit
+        fill = totals.sums / np.where(totals.present > 0, totals.present, 1.0)
 
     def centered_blocks() -> Iterator[tuple[Mean, Centered]]:
         n_read = 0
-        for block in rows.blocks():
+        for block, _ in counting_blocks(rows, treatment, fill):
             yield about_own_mean(block, center=center)
             n_read += block.shape[0]
             if on_block is not None:

@@ -29,11 +29,11 @@ from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.rows.centering import Centered, Mean, NotFinite, about_own_mean, naming_bad_values
-from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.columns import matching_order
 from fedpca.rows.genotypes.genotype_rows import matchable
 from fedpca.rows.genotypes.variants import refuse_unmatched
 from fedpca.rows.open import open_rows
+from fedpca.rows.reading import Reading, reading_of, shows_options
 from fedpca.summary import bounds
 from fedpca.summary.lowrank import LowRank
 from fedpca.summary.scatter import Scatter
@@ -122,6 +122,7 @@ class Summary:
         return cls(Mean.none(d), np.zeros(d), LowRank.none(d), wanted, room, bool(center), names)
 
     @classmethod
+    @shows_options
     def of(
         cls,
         X: Any,
@@ -130,9 +131,9 @@ class Summary:
         n_spare: int = N_SPARE,
         center: bool = True,
         on_block: Callable[[int], None] | None = None,
-        drop: str | Sequence[str] | None = None,
-        columns: str | Sequence[str] | None = None,
-        id: str | Sequence[str] | None = None,
+        missing: str = "error",
+        reading: Reading | None = None,
+        **how: Any,
     ) -> Summary:
         """Return the summary of rows, which are read in a single pass.
 
@@ -153,15 +154,26 @@ class Summary:
             Whether the directions are about the mean; if False, they are about zero.
         on_block : callable, optional
             A function that is called after each block with the total number of rows read.
-        drop, columns, id : str or list of str, optional
-            Names of columns, as for `Site`: those to leave out, the only ones to use as features, and
-            those that identify the rows.
+        missing : {"error", "mean", "drop"}
+            What to do with missing values: "error" refuses them, "drop" leaves out the rows that
+            contain any, and "mean" replaces them with the mean of the feature in these rows. For
+            that, the rows are read twice.
+        reading : Reading, optional
+            How the rows are read, if all options are in one value.
+        **how
+            How the rows are read: the options of `fedpca.rows.reading.Reading`, such as
+            ``id="patient"``. Summaries have no weights.
         """
         from fedpca.summary.from_rows import summarize
 
-        choice = ColumnChoice.of(drop, columns, id)
         return summarize(
-            X, n_components, n_spare=n_spare, center=center, on_block=on_block, choice=choice
+            X,
+            n_components,
+            n_spare=n_spare,
+            center=center,
+            on_block=on_block,
+            missing=missing,
+            reading=reading_of(reading, how),
         )
 
     def of_scatter(self, scatter: Scatter) -> Self:

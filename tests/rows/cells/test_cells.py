@@ -12,9 +12,9 @@ import scipy.sparse as sp
 from fedpca import FederatedPCA, PersonalizedPCA, RobustPCA, Site, StreamingPCA
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows import in_memory
-from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.in_memory import SparseRows, whole
 from fedpca.rows.open import open_rows
+from fedpca.rows.reading import Reading
 
 N, D = 90, 12
 GENES = [f"g{i}" for i in range(D)]
@@ -71,7 +71,7 @@ def test_cells_on_disk_have_the_blocks_of_cells_in_memory(
     monkeypatch.setattr(in_memory, "BLOCK_BYTES", rows_in_block * 8 * D)
     X = counts() if kind == "dense" else sp.csr_matrix(counts()).asformat(kind)
     annotated(X).write(tmp_path / "lab.h5ad")
-    choice = ColumnChoice.of(**options)
+    choice = Reading(**options)
     here = open_rows(annotated(X), choice)
     backed = anndata.read_h5ad(tmp_path / "lab.h5ad", backed="r")
     for source in (str(tmp_path / "lab.h5ad"), backed):
@@ -181,14 +181,14 @@ def test_sites_that_normalize_differently_are_refused(other, said, adata):
 def test_cells_without_counts_stay_zero():
     X = counts()
     X[5] = 0
-    rows = open_rows(annotated(sp.csr_matrix(X)), ColumnChoice.of(log_normalize=True))
+    rows = open_rows(annotated(sp.csr_matrix(X)), Reading(log_normalize=True))
     assert whole(rows).toarray()[5].sum() == 0
-    dense = open_rows(annotated(X), ColumnChoice.of(log_normalize=True))
+    dense = open_rows(annotated(X), Reading(log_normalize=True))
     np.testing.assert_allclose(whole(dense), whole(rows).toarray())
 
 
 def test_values_that_are_no_counts_are_noticed():
-    X, normalize = counts(), ColumnChoice.of(log_normalize=True)
+    X, normalize = counts(), Reading(log_normalize=True)
     scaled = X * (100 / X.sum(axis=1, keepdims=True))
     for matrix in (sp.csr_matrix(np.log1p(scaled)), np.log1p(scaled)):
         with pytest.raises(
@@ -242,7 +242,7 @@ def test_genes_with_the_same_name_are_refused_only_if_they_are_used():
     adata = annotated(genes=["g0", "g0", *GENES[2:]])
     with pytest.raises(InputError, match="duplicate columns: g0"):
         open_rows(adata)
-    assert open_rows(adata, ColumnChoice.of(drop="g0")).n_features == D - 2
+    assert open_rows(adata, Reading(drop="g0")).n_features == D - 2
 
 
 def test_columns_of_obs_of_every_kind_are_ids(tmp_path):
@@ -260,7 +260,7 @@ def test_columns_of_obs_of_every_kind_are_ids(tmp_path):
         [1.5] * 3,
     ]
     for source in (adata, tmp_path / "lab.h5ad"):
-        rows = open_rows(source, ColumnChoice.of(id=names))
+        rows = open_rows(source, Reading(id=names))
         ((_, ids),) = rows.blocks_with_ids()
         assert [column.to_pylist() for column in ids.columns] == due
     with pytest.raises(InputError, match="no label for 1 of the 3 rows"):
@@ -321,7 +321,7 @@ def test_damaged_files_of_cells_are_refused_by_name(change, said, adata, tmp_pat
         else None
     )
     with pytest.raises(InputError, match=rf"lab\.h5ad.*{said}"):
-        list(open_rows(path, ColumnChoice.of(id="lab", layer=layer)).blocks())
+        list(open_rows(path, Reading(id="lab", layer=layer)).blocks())
 
 
 def test_a_file_that_is_cut_off_or_goes_away_is_named(adata, tmp_path):
@@ -344,4 +344,4 @@ def test_values_that_cannot_be_read_here_say_what_to_pass(adata):
         open_rows(adata)
     adata.layers["lazy"] = dask.from_array(counts())
     with pytest.raises(InputError, match=r"Dask array; pass adata\.to_memory\(\)"):
-        open_rows(adata, ColumnChoice.of(layer="lazy"))
+        open_rows(adata, Reading(layer="lazy"))

@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 
 from fedpca.errors import InputError
-from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.open import open_rows
+from fedpca.rows.reading import Reading
 
 X = np.random.default_rng(0).normal(size=(30, 3)).round(4)
 FRAME = pd.DataFrame(X, columns=["a", "b", "c"])
 
 
 def values(path, **options):
-    return np.vstack(list(open_rows(path, ColumnChoice.of(**options)).blocks()))
+    return np.vstack(list(open_rows(path, Reading(**options)).blocks()))
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
@@ -54,6 +54,13 @@ def test_the_mark_before_a_windows_file_is_no_part_of_the_first_name(tmp_path):
     assert open_rows(tmp_path / "x.csv").features == ("a", "b", "c")
 
 
+def test_only_the_end_of_a_name_says_that_tabs_separate_the_fields(tmp_path):
+    (tmp_path / "a.tsv.csv").write_text("a,b\n1,2\n3,4\n")
+    assert open_rows(tmp_path / "a.tsv.csv").features == ("a", "b")
+    (tmp_path / "a.csv.TSV").write_text("a,1\tb\n1\t2\n")
+    assert open_rows(tmp_path / "a.csv.TSV").features == ("a,1", "b")
+
+
 def bad(tmp_path, content, kind=".csv"):
     path = tmp_path / f"x{kind}"
     path.write_bytes(gzip.compress(content) if kind.endswith(".gz") else content)
@@ -80,7 +87,7 @@ def test_a_file_that_cannot_be_read_says_which_line(kind, content, text, tmp_pat
 def test_old_text_in_an_id_names_the_byte_and_a_dropped_column_is_not_read(tmp_path):
     path = bad(tmp_path, "a,name\n1,Anna\n2,René\n".encode("latin-1"))
     with pytest.raises(InputError, match="byte 6 of line 3 is not UTF-8"):
-        open_rows(path, ColumnChoice.of(id="name"))
+        open_rows(path, Reading(id="name"))
     assert values(path, drop="name").ravel().tolist() == [1, 2]
 
 

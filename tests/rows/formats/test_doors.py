@@ -283,13 +283,13 @@ def test_adbc_connections_answer_in_arrow(tmp_path):
 def test_a_run_keeps_its_rows_and_the_next_run_asks_again(tmp_path):
     lite = write_sqlite(tmp_path / "rows.db")
     site = Site.query(f"sqlite:///{lite}", SQL, name="lite")
-    kept = site.source._given
+    kept = site.source._given.result
     assert (kept.stat().st_mode & 0o077, kept.parent.stat().st_mode & 0o077) == (0o044, 0)
     fingerprint = site.fingerprint
     assert Site.query(f"sqlite:///{lite}", SQL, name="other").fingerprint == fingerprint
     federation = Federation.local([site, pa.table(dict(zip(NAMES, X.T, strict=True)))])
     first = FederatedPCA(2, random_state=0).fit(federation)
-    assert site.source._given == kept
+    assert site.source._given.result == kept
     with sqlite3.connect(lite) as database:
         database.execute("delete from visits where number > 40")
     database.close()
@@ -300,6 +300,39 @@ def test_a_run_keeps_its_rows_and_the_next_run_asks_again(tmp_path):
     lite.unlink()
     with pytest.raises(QuorumLost, match="database did not answer its query"):
         FederatedPCA(2).fit(federation)
+
+
+@pytest.mark.parametrize("limits", [{"timeout": 60.0}, {"n_jobs": 2}])
+def test_a_connection_is_queried_in_the_thread_that_fits(limits):
+    base = sqlite3.connect(":memory:")
+    base.execute("create table visits (a real, b real)")
+    base.executemany("insert into visits values (?, ?)", X[:, :2].tolist())
+    sites = [Site.query(base, "select * from visits", name=name) for name in ("s", "t")]
+    federation = Federation.local(sites, **limits)
+    assert FederatedPCA(1).fit(federation).n_samples_ == 2 * len(X)
+    base.execute("delete from visits where a > (select avg(a) from visits)")
+    (left,) = base.execute("select count(*) from visits").fetchone()
+    assert 0 < left < len(X)
+    assert FederatedPCA(1).fit(federation).n_samples_ == 2 * left
+    base.close()
+    with pytest.raises(QuorumLost, match="database did not answer its query"):
+        FederatedPCA(1).fit(federation)
+
+
+def test_a_run_that_gives_its_sites_back_keeps_the_rows_that_it_began_with():
+    base = sqlite3.connect(":memory:")
+    base.execute("create table visits (a real)")
+    base.executemany("insert into visits values (?)", X[:, :1].tolist())
+    source = Site.query(base, "select * from visits", name="s").source
+    with source.asking_here("first"):
+        files = source.files_now()
+    base.execute("delete from visits where a > 0")
+    with source.asking_here("first"):
+        assert source.files_now() == files
+    with source.asking_here("second"):
+        assert source.files_now() != files
+    base.execute("delete from visits")
+    assert source.files_now() != files  # asked by nobody in this process
 
 
 def test_columns_without_arrow_have_the_types_of_their_first_values(tmp_path, monkeypatch):

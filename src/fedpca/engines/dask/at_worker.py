@@ -22,6 +22,7 @@ from fedpca.engines.base import Summand, Total
 from fedpca.errors import REPORTED_BY_SITES, InputError, MessageError, SiteFailed
 from fedpca.protocol.message import Message, compose
 from fedpca.protocol.question import find_question
+from fedpca.rows.reading import Reading
 from fedpca.site.conversation import refusal
 from fedpca.site.memory import Checkpoint
 from fedpca.site.site import Site
@@ -83,13 +84,13 @@ class Files:
 class SiteAtWorker:
     """A site that is opened when it is first asked; a copy at another worker opens the rows again."""
 
-    def __init__(self, name: str, rows: Blocks | Files, options: Mapping[str, Any]) -> None:
-        self._name, self._rows, self._options = name, rows, options
+    def __init__(self, name: str, rows: Blocks | Files, reading: Reading) -> None:
+        self._name, self._rows, self._reading = name, rows, reading
         self._site: Site | None = None
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        return SiteAtWorker, (self._name, self._rows, self._options)
+        return SiteAtWorker, (self._name, self._rows, self._reading)
 
     def answer(
         self, before: Checkpoint | None, request: Message
@@ -100,7 +101,7 @@ class SiteAtWorker:
                 if isinstance(self._rows, Files):
                     self._rows.refuse_changed()
                 if self._site is None:
-                    self._site = Site(self._rows.open(), name=self._name, **self._options)
+                    self._site = Site(self._rows.open(), name=self._name, reading=self._reading)
                     # whoever asks owns the rows, so the run's seed may determine random signs
                     self._site.is_in_process = True
                 return self._site.answer_from(before, request)
@@ -120,13 +121,11 @@ class Remembered:
     reply: Message
 
 
-def open_site(
-    name: str, rows: Blocks | Files, options: Mapping[str, Any], *held: Any
-) -> SiteAtWorker:
+def open_site(name: str, rows: Blocks | Files, reading: Reading, *held: Any) -> SiteAtWorker:
     """Return a site; ``held`` has the results of the futures that its blocks start from."""
     if isinstance(rows, Blocks):
         rows = replace(rows, held=dict(zip(rows.held, held, strict=True)))
-    return SiteAtWorker(name, rows, options)
+    return SiteAtWorker(name, rows, reading)
 
 
 def ask(

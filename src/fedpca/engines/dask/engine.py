@@ -32,29 +32,30 @@ from fedpca.errors import (
 )
 from fedpca.protocol.message import Message
 from fedpca.protocol.question import find_question
+from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.site.site import Site
 
 FAN_IN = 8  # answers that one task adds up
 INLINE_BYTES = 1 << 20  # the client sends a larger question once, and the workers pass it on
 
 
-def connect(client: Any, rows: Any, choice: Mapping[str, Any]) -> Engine:
+def connect(client: Any, rows: Any, reading: Reading) -> Engine:
     """Return an engine for rows at the workers of a cluster; see `Federation.dask`.
 
     Without a cluster, the rows belong to one site in this process, or to one site for each item of a
     dict.
     """
     if isinstance(client, str):
-        return DaskEngine.at_address(client, rows, choice)
+        return DaskEngine.at_address(client, rows, reading)
     if client is None:
         try:
             client = get_client()
         except ValueError:
             tables = rows if isinstance(rows, Mapping) else {"site-1": rows}
             return LocalEngine(
-                {n: Site(_here(table), name=str(n), **choice) for n, table in tables.items()}
+                {n: Site(_here(table), name=str(n), reading=reading) for n, table in tables.items()}
             )
-    return DaskEngine(client, rows, choice)
+    return DaskEngine(client, rows, reading)
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class DaskEngine(Engine):
         A client of the cluster.
     rows : Dask collection, delayed blocks, paths, or a dict of these
         One table for all workers, or the rows of each site; see `Federation.dask`.
-    choice : dict
-        Options of `Site` that say which columns are features.
+    reading : Reading
+        How the sites read their rows.
     """
 
     lacks = MappingProxyType(
@@ -93,21 +94,26 @@ class DaskEngine(Engine):
         }
     )
 
-    def __init__(self, client: Client, rows: Any, choice: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, client: Client, rows: Any, reading: Reading = AS_STORED) -> None:
+        if reading.query is not None:
+            raise InputError(
+                "the workers of a cluster cannot divide the result of a query among them; write the "
+                "result to files, or read it with Site.query"
+            )
         self._client = client
         self._address: str | None = None  # of the cluster, if this engine made the connection
-        self._choice = dict(choice or {})
+        self._reading = reading
         self._shares: Mapping[str, Share] = shares_of(client, rows)
         self._sites: dict[str, Future] = {}
         self._memories: dict[str, _Memory] = {}
         self.names = list(self._shares)
 
     @classmethod
-    def at_address(cls, address: str, rows: Any, choice: Mapping[str, Any]) -> DaskEngine:
+    def at_address(cls, address: str, rows: Any, reading: Reading) -> DaskEngine:
         """Return an engine that connects to a scheduler, and disconnects when the engine is closed."""
         client = _connected(address)
         try:
-            engine = cls(client, rows, choice)
+            engine = cls(client, rows, reading)
         except BaseException:
             client.close()
             raise
@@ -164,7 +170,7 @@ class DaskEngine(Engine):
         # a task runs elsewhere if the worker is gone, and the rows are then read there
         at_worker = {"workers": [share.worker], "allow_other_workers": True}
         if name not in self._sites:
-            given = (name, share.rows, self._choice, *share.futures)
+            given = (name, share.rows, self._reading, *share.futures)
             self._sites[name] = self._client.submit(
                 open_site, *given, key=_key("open_site"), **at_worker
             )

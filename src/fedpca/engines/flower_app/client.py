@@ -28,6 +28,7 @@ from fedpca.engines.flower_app.envelope import (
     wrap_name,
 )
 from fedpca.errors import InputError
+from fedpca.rows.reading import AS_STORED, Reading, option_names
 from fedpca.site.answer_log import AnswerLog
 from fedpca.site.policy import JOINING, Policy
 from fedpca.site.site import Site
@@ -74,18 +75,15 @@ class NodeSettings:
 
     ``rows`` is a file or folder. ``folder`` is where the site keeps its memory and its ledger.
     ``policy`` is a policy file; without one, the site takes part only in plain PCA with summed answers.
-    ``drop``, ``columns``, and ``id`` are column names separated by commas, and ``weight`` is the name
-    of a column; see `fedpca.Site`.
+    All options of `fedpca.rows.reading.Reading` are settings too, except for a query, whose result
+    would have to stay the same from question to question. Column names are separated by commas.
     """
 
     rows: str
     name: str
     policy: str = ""
     folder: str = ""
-    drop: str = ""
-    columns: str = ""
-    id: str = ""
-    weight: str = ""
+    reading: Reading = AS_STORED
 
     def answer_log(self) -> AnswerLog:
         """Open the rows, and return the log that answers questions about them."""
@@ -98,10 +96,7 @@ class NodeSettings:
             name=self.name,
             policy=policy,
             store=folder,
-            drop=_names(self.drop),
-            columns=_names(self.columns),
-            id=_names(self.id),
-            weight=self.weight or None,
+            reading=self.reading,
         )
         site.keeps_process = False
         return AnswerLog(site, LEDGER.path(folder, self.name), log.info)
@@ -114,7 +109,9 @@ def settings_of(context: Context) -> NodeSettings:
     if not given and set(node) == {"partition-id", "num-partitions"}:  # a node of a simulation
         prefix = SIMULATED
         given = _simulated(node, context.run_config)
-    known = {f"{prefix}{field.name}" for field in fields(NodeSettings)}
+    how = {name for name in option_names() if name != "query"}
+    own = {field.name for field in fields(NodeSettings)} - {"reading"}
+    known = {f"{prefix}{name}" for name in own | how}
     unknown = sorted(set(given) - known)
     if unknown:
         raise InputError(f"{', '.join(unknown)} is unknown; use only the settings {sorted(known)}")
@@ -124,7 +121,9 @@ def settings_of(context: Context) -> NodeSettings:
             f"{', '.join(missing)} is missing; start the SuperNode with --node-config "
             f'\'{PREFIX}rows="FILE" {PREFIX}name="NAME"\''
         )
-    return NodeSettings(**{key.removeprefix(prefix): str(value) for key, value in given.items()})
+    values = {key.removeprefix(prefix): str(value) for key, value in given.items()}
+    reading = Reading.typed({name: values[name] for name in how & values.keys()})
+    return NodeSettings(**{name: values[name] for name in own & values.keys()}, reading=reading)
 
 
 def _simulated(node: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +136,3 @@ def _simulated(node: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any
         if key.startswith(SIMULATED)
     }
     return {**given, f"{SIMULATED}name": name}
-
-
-def _names(text: str) -> list[str] | None:
-    return [name.strip() for name in text.split(",")] if text else None

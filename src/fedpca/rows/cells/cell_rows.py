@@ -23,7 +23,6 @@ import scipy.sparse as sp
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.cells.h5ad import NAMES_OF_CELLS, CellFile, StoredRows
-from fedpca.rows.choice import CellChoice, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
 from fedpca.rows.formats.array_files import is_array_on_disk, open_array
 from fedpca.rows.in_memory import (
@@ -36,6 +35,7 @@ from fedpca.rows.in_memory import (
     rows_per_block,
     sparse_rows_per_block,
 )
+from fedpca.rows.reading import Reading
 
 SAME_SUM = 1e-3  # relative difference; sums of raw counts differ more than this between cells
 
@@ -149,28 +149,28 @@ class CellRows:
     ----------
     cells : Cells
         The cells.
-    choice : ColumnChoice
+    reading : Reading
         Which genes and ids to use, which values to read, and whether to normalize the values.
     """
 
-    def __init__(self, cells: Cells, choice: ColumnChoice) -> None:
+    def __init__(self, cells: Cells, reading: Reading) -> None:
         self._cells = cells
-        self.log_normalized = choice.cells.log_normalize
-        self._values = cells.values(choice.cells.layer)
+        self.log_normalized = reading.log_normalize
+        self._values = cells.values(reading.layer)
         shape, due = (
             (self._values.n_rows, self._values.n_features),
             (cells.n_cells, len(cells.genes)),
         )
         if shape != due:
             raise InputError(f"the values have shape {shape}, but there are {due} cells and genes")
-        self.features = _chosen_genes(cells, choice)
+        self.features = _chosen_genes(cells, reading)
         self.n_features = len(self.features)
         self._columns = _positions(self.features, cells.genes)
-        self._ids = {name: self._id(name) for name in choice.ids}
+        self._ids = {name: self._id(name) for name in reading.id}
         self.n_rows, self.pass_cost = self._values.n_rows, self._values.pass_cost
         self.dtypes = (self._values.dtypes[0],) * self.n_features if len(cells.genes) else ()
         if self.log_normalized:
-            self._check_counts(choice.cells)
+            self._check_counts(reading)
         self._is_as_stored = self._columns is None and not self.log_normalized
         if isinstance(self._values, SparseRows) and not self._is_as_stored:
             prepared = [self._prepared(block) for block in self._values.blocks()]
@@ -240,9 +240,9 @@ class CellRows:
                 [None if value is None else str(value) for value in values], pa.string()
             )
 
-    def _check_counts(self, choice: CellChoice) -> None:
+    def _check_counts(self, reading: Reading) -> None:
         """Refuse values that are already normalized; warn about other values that are not counts."""
-        where = "X" if choice.layer is None else f"layer {choice.layer!r}"
+        where = "X" if reading.layer is None else f"layer {reading.layer!r}"
         way_out = "name the layer that holds the counts, or leave out log_normalize"
         for block in self._values.blocks():
             values = np.asarray(block.data if is_sparse(block) else block)
@@ -286,17 +286,17 @@ def cells_in(source: Any) -> Cells:
     return source if isinstance(source, LoadedCells) else AnnDataCells(source)
 
 
-def open_cells(source: Any, choice: ColumnChoice) -> CellRows:
+def open_cells(source: Any, reading: Reading) -> CellRows:
     """Return the rows in an AnnData object or an ``.h5ad`` file."""
-    return CellRows(cells_in(source), choice)
+    return CellRows(cells_in(source), reading)
 
 
-def _chosen_genes(cells: Cells, choice: ColumnChoice) -> tuple[str, ...]:
+def _chosen_genes(cells: Cells, reading: Reading) -> tuple[str, ...]:
     """Return the genes that are features; refuse a choice that does not fit the cells."""
     among: Sequence[str] = cells.genes
-    name = choice.cells.mask_var
+    name = reading.mask_var
     if name is not None:
-        if choice.columns is not None:
+        if reading.columns is not None:
             raise InputError("columns and mask_var both choose the genes; use only one of them")
         known = cells.columns_of("var")
         if name not in known:
@@ -309,7 +309,7 @@ def _chosen_genes(cells: Cells, choice: ColumnChoice) -> tuple[str, ...]:
                 f"column {name} of var must be true or false for each gene; correct the column"
             )
         among = [gene for gene, is_used in zip(cells.genes, mask, strict=True) if is_used]
-    features = replace(choice, ids=()).features_among(among)
+    features = replace(reading, id=()).features_among(among)
     chosen = set(features)
     distinct_names([gene for gene in cells.genes if gene in chosen])
     return features

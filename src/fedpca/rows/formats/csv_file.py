@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fedpca.errors import InputError, SiteFailed
-from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.columns import distinct_names
 from fedpca.rows.formats.csv_lines import (
     fields_of,
@@ -18,6 +17,7 @@ from fedpca.rows.formats.csv_lines import (
     lines_of,
     place_of_bad_byte,
 )
+from fedpca.rows.reading import Reading
 
 CHARACTERS = 8  # rough length of a number in a CSV file
 COMPRESSION = 3  # rough factor by which gzip shrinks a file of numbers
@@ -32,13 +32,14 @@ class CsvFile:
     has_names = True
     index = ()
 
-    def __init__(self, path: Path, choice: ColumnChoice) -> None:
+    def __init__(self, path: Path, reading: Reading) -> None:
         self._path = path
         header = _header_line(path)
-        self._delimiter = "\t" if ".tsv" in path.name.lower() else _delimiter(header)
+        is_tsv = path.name.lower().endswith((".tsv", ".tsv.gz"))
+        self._delimiter = "\t" if is_tsv else _delimiter(header)
         self.names = distinct_names(_header(fields_of(header, self._delimiter)))
-        self._ids = set(choice.ids)
-        used = choice.used_among(self.names)
+        self._ids = set(reading.id)
+        used = reading.used_among(self.names)
         self._decimal = "."
         inferred = self._inferred(used)
         if self._delimiter != "," and _n_texts(inferred):  # the texts may be numbers such as 1,5

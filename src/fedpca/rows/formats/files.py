@@ -13,7 +13,6 @@ import scipy.sparse as sp
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.cells.cell_rows import open_cells
 from fedpca.rows.cells.h5ad import H5AD
-from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.formats.array_files import ZARR, open_hdf5, open_zarr
 from fedpca.rows.formats.csv_file import CsvFile
 from fedpca.rows.formats.partitions import Partition, PartitionedTable
@@ -28,12 +27,13 @@ from fedpca.rows.in_memory import (
     check_numeric,
     rows_per_block,
 )
+from fedpca.rows.reading import Reading
 
 BED = ".bed"  # ends the name of a file of genotypes, which comes with two text files
 BUFFER_BYTES = 1 << 16  # raw bytes to read at a time from each column of a Parquet file
 MAX_MAPPED_BYTES = 64 << 20  # to map at a time, because mapped bytes count as the process's memory
 
-Opener = Callable[[Path, ColumnChoice, Partition], Rows]
+Opener = Callable[[Path, Reading, Partition], Rows]
 
 
 class NpyRows:
@@ -197,8 +197,8 @@ def name_of(path: Path) -> str:
 def _unnamed(opener: Callable[[Path], Rows]) -> Opener:
     """Return an opener of files whose columns have no names."""
 
-    def open_file(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
-        choice.check_unnamed()
+    def open_file(path: Path, reading: Reading, partition: Partition) -> Rows:
+        reading.check_unnamed()
         return opener(path)
 
     return open_file
@@ -207,23 +207,23 @@ def _unnamed(opener: Callable[[Path], Rows]) -> Opener:
 def _in_folders(table: Callable[[Path], Table]) -> Opener:
     """Return an opener of tables that may be part of a partitioned dataset."""
 
-    def open_file(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
+    def open_file(path: Path, reading: Reading, partition: Partition) -> Rows:
         opened = table(path)
-        return TableRows(PartitionedTable(opened, partition) if partition else opened, choice)
+        return TableRows(PartitionedTable(opened, partition) if partition else opened, reading)
 
     return open_file
 
 
-def _open_cells(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
-    return open_cells(path, choice)
+def _open_cells(path: Path, reading: Reading, partition: Partition) -> Rows:
+    return open_cells(path, reading)
 
 
-def _open_csv(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
-    return TableRows(CsvFile(path, choice), choice)
+def _open_csv(path: Path, reading: Reading, partition: Partition) -> Rows:
+    return TableRows(CsvFile(path, reading), reading)
 
 
-def _open_bed(path: Path, choice: ColumnChoice, partition: Partition) -> Rows:
-    return open_genotypes(Genotypes(path), choice)
+def _open_bed(path: Path, reading: Reading, partition: Partition) -> Rows:
+    return open_genotypes(Genotypes(path), reading)
 
 
 OPENERS: dict[str, Opener] = {

@@ -48,12 +48,19 @@ class Query:
     def __init__(self, database: Any, sql: str) -> None:
         if not isinstance(sql, str) or not sql.strip():
             raise InputError("the query is empty; write it in SQL, as in 'select * from visits'")
+        # many drivers let only the thread that opened a connection use it
+        self.belongs_to_thread = hasattr(database, "cursor")
         self._connect = _connector(database)
         self._sql = sql
         # only its owner may enter this folder
         self._folder = Path(tempfile.mkdtemp(prefix="fedpca-query-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._kept: Path | None = None
+
+    @property
+    def result(self) -> Path:
+        """Return the file with the rows that the database returned last."""
+        return self._kept or self.fetch()
 
     def fetch(self) -> Path:
         """Query the database, and return the file with the rows.

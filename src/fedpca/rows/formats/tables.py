@@ -9,9 +9,9 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import distinct_names, some_of
 from fedpca.rows.in_memory import Block, rows_per_block
+from fedpca.rows.reading import AS_STORED, Reading
 
 
 class Table(Protocol):
@@ -44,20 +44,20 @@ class Table(Protocol):
 class TableRows:
     """Rows in the chosen columns of a table."""
 
-    def __init__(self, table: Table, choice: ColumnChoice = ALL_COLUMNS) -> None:
+    def __init__(self, table: Table, reading: Reading = AS_STORED) -> None:
         self._table = table
         if not table.has_names:
-            choice.check_unnamed()
-            choice = ALL_COLUMNS
-        features = choice.features_among(table.names, table.index)
-        distinct_names([name for name in table.names if name in {*features, *choice.ids}])
+            reading.check_unnamed()
+            reading = AS_STORED
+        features = reading.features_among(table.names, table.index)
+        distinct_names([name for name in table.names if name in {*features, *reading.id}])
         chosen = [table.schema.field(name) for name in features]
         self._schema = numeric_schema(chosen)
         self._names = features
         self.features = features if table.has_names else None
         self.n_features = len(features)
         self.dtypes = tuple(str(field.type) for field in chosen)
-        self.id_schema = _id_schema(table.schema, choice.ids)
+        self.id_schema = _id_schema(table.schema, reading.id)
         self.pass_cost = table.pass_cost
 
     @property

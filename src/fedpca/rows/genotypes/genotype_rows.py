@@ -17,7 +17,6 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError, SiteFailed
-from fedpca.rows.choice import ALL_COLUMNS, ColumnChoice
 from fedpca.rows.columns import some_of
 from fedpca.rows.genotypes.plink_files import (
     Genotypes,
@@ -30,6 +29,7 @@ from fedpca.rows.genotypes.plink_files import (
 )
 from fedpca.rows.genotypes.variants import can_be_matched
 from fedpca.rows.in_memory import Block, rows_per_block
+from fedpca.rows.reading import AS_STORED, Reading
 
 MAGIC = b"\x6c\x1b\x01"  # begins a file that is stored variant by variant
 BY_SAMPLE = b"\x6c\x1b\x00"
@@ -229,23 +229,21 @@ def byte_range(lines: Array) -> tuple[int, int]:
     return int(lines.min()) // PER_BYTE, int(lines.max()) // PER_BYTE + 1
 
 
-def open_genotypes(source: Genotypes, choice: ColumnChoice = ALL_COLUMNS) -> GenotypeRows:
+def open_genotypes(source: Genotypes, reading: Reading = AS_STORED) -> GenotypeRows:
     """Return the rows in a fileset; refuse a damaged fileset.
 
-    ``choice`` lists columns by the names of variants. At variants that a model uses but the fileset
+    ``reading`` lists columns by the names of variants. At variants that a model uses but the fileset
     does not have, all samples are missing.
     """
     variants, samples = read_variants(source), read_samples(source)
     _check_bed(source.bed, variants, samples)
     rows = GenotypeRows(source.bed, variants, samples)
-    if choice is ALL_COLUMNS:
+    if not reading.drop and reading.columns is None:
         return rows
-    if choice.by_position:
-        return _in_model(rows, choice.columns or ())
-    if choice.ids:
-        raise InputError("the .fam file already identifies the samples; omit the option id")
+    if reading.by_position:
+        return _in_model(rows, reading.columns or ())
     position = {name: i for i, name in enumerate(rows.features)}
-    return rows.at(np.array([position[name] for name in choice.features_among(rows.features)]))
+    return rows.at(np.array([position[name] for name in reading.features_among(rows.features)]))
 
 
 def _in_model(rows: GenotypeRows, features: Sequence[str]) -> GenotypeRows:

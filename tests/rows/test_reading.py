@@ -1,6 +1,9 @@
-"""Columns that are no features: dropped ones, ids, and all but the chosen ones."""
+"""How rows are read: as one value, or by its options."""
 
 from __future__ import annotations
+
+import gc
+import sqlite3
 
 import numpy as np
 import pandas as pd
@@ -10,8 +13,8 @@ import pytest
 
 from fedpca import FederatedPCA, Federation, Site, Summary
 from fedpca.errors import InputError
-from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.open import open_rows
+from fedpca.rows.reading import Reading
 from support import NAMES, gapped_rows, write_rows
 
 X = gapped_rows(np.random.default_rng(0), 37, 4, 2, offset=10.0)
@@ -61,7 +64,7 @@ def test_text_columns_are_named_with_the_way_out(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_ids_come_with_their_rows_as_text(kind, tmp_path):
-    rows = open_rows(SOURCES[kind](tmp_path), ColumnChoice.of(drop="ward", id="patient"))
+    rows = open_rows(SOURCES[kind](tmp_path), Reading(drop="ward", id="patient"))
     pairs = list(rows.blocks_with_ids())
     np.testing.assert_array_equal(np.vstack([block for block, _ in pairs]), X)
     assert [i for _, ids in pairs for i in ids.column(0).to_pylist()] == list(FRAME["patient"])
@@ -70,7 +73,7 @@ def test_ids_come_with_their_rows_as_text(kind, tmp_path):
 def test_ids_of_a_folder_keep_leading_zeros_whatever_type_each_file_has(tmp_path):
     (tmp_path / "a.csv").write_text("id,x\n007,1\n008,2\n")
     pd.DataFrame({"x": [3.0], "id": [9]}).to_parquet(tmp_path / "b.parquet")
-    rows = open_rows(tmp_path, ColumnChoice.of(id="id"))
+    rows = open_rows(tmp_path, Reading(id="id"))
     pairs = list(rows.blocks_with_ids())
     assert [i for _, ids in pairs for i in ids.column(0).to_pylist()] == ["007", "008", "9"]
     assert np.vstack([block for block, _ in pairs]).ravel().tolist() == [1, 2, 3]
@@ -78,7 +81,7 @@ def test_ids_of_a_folder_keep_leading_zeros_whatever_type_each_file_has(tmp_path
 
 def test_the_row_index_of_pandas_can_be_the_id(tmp_path):
     FRAME.set_index("patient")[NAMES].to_parquet(tmp_path / "x.parquet")
-    rows = open_rows(tmp_path / "x.parquet", ColumnChoice.of(id="patient"))
+    rows = open_rows(tmp_path / "x.parquet", Reading(id="patient"))
     assert rows.features == tuple(NAMES)
     ids = [i for _, ids in rows.blocks_with_ids() for i in ids.column(0).to_pylist()]
     assert ids == list(FRAME["patient"])
@@ -144,3 +147,70 @@ def test_sites_may_hide_different_columns():
     other = FRAME.drop(columns="ward").rename(columns={"patient": "case"})
     sites = [Site(FRAME, name="a", drop=["ward", "patient"]), Site(other, name="b", id="case")]
     assert FederatedPCA(2).fit(Federation.local(sites)).n_samples_ == 74
+
+
+def test_a_reading_is_one_value_or_its_options():
+    how = Reading(drop="ward", id=["patient"])
+    site = Site(FRAME, name="a", reading=how)
+    assert site.rows.features == tuple(NAMES)
+    assert site.source.reading is how
+    assert Summary.of(FRAME, 2, reading=how).features == tuple(NAMES)
+    assert Reading(**how.given).given == how.given == {"drop": ("ward",), "id": ("patient",)}
+    with pytest.raises(InputError, match="drop: options of a reading"):
+        Site(FRAME, name="a", reading=how, drop="ward")
+    with pytest.raises(TypeError, match="dorp"):
+        Site(FRAME, name="a", dorp="ward")
+
+
+def test_what_is_typed_becomes_the_value_of_an_option():
+    typed = {"drop": ["a,'b', \"c,d\"", "e"], "id": "p", "columns": [], "log_normalize": "100"}
+    how = Reading.typed({**typed, "layer": "", "keep": None})
+    assert how.given == {"drop": ("a", "'b'", "c,d", "e"), "id": ("p",), "log_normalize": 100.0}
+    with pytest.raises(InputError, match="log_normalize='many' must be a number"):
+        Reading.typed({"log_normalize": "many"})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"layer": "x"}, "layer: only AnnData objects"),
+        ({"keep": "ids"}, "keep: keep and extract require one .bed file"),
+        ({"layer": "x", "keep": "ids"}, "keep: keep and extract require one .bed file"),
+        (
+            {"extract": ["rs1"], "query": "select 1"},
+            "extract: keep and extract require one .bed file",
+        ),
+        ({"weight": "ward", "drop": "ward"}, "column ward is listed in drop or id"),
+    ],
+)
+def test_options_of_other_rows_are_refused(options, text):
+    with pytest.raises(InputError, match=text):
+        Site(FRAME, name="a", **options)
+
+
+def test_a_site_reads_a_database_by_its_query():
+    base = sqlite3.connect(":memory:")
+    FRAME.to_sql("visits", base, index=False)
+    site = Site(base, name="a", query="select * from visits", drop="ward", id="patient")
+    np.testing.assert_array_equal(np.vstack(list(site.rows.blocks())), X)
+    rows = open_rows(base, Reading(query="select a, b from visits"))
+    gc.collect()  # the rows keep the file with the query's result
+    np.testing.assert_array_equal(np.vstack(list(rows.blocks())), X[:, :2])
+    assert Summary.of(base, 1, query="select a, b from visits").n == 37
+
+
+@pytest.mark.parametrize(("missing", "whole"), [("drop", "dropna"), ("mean", "fillna")])
+def test_a_summary_treats_gaps_as_it_is_told(missing, whole):
+    gaps = FRAME[NAMES].copy()
+    gaps.iloc[3, 1] = gaps.iloc[5, 0] = np.nan
+    expected = gaps.dropna() if whole == "dropna" else gaps.fillna(gaps.mean())
+    here, same = Summary.of(gaps, 2, missing=missing), Summary.of(expected, 2)
+    assert here.n == same.n
+    np.testing.assert_allclose(here.mean, same.mean, rtol=1e-14)
+    np.testing.assert_allclose(here.eigenvalues, same.eigenvalues, rtol=1e-12)
+    with pytest.raises(InputError, match="NaN"):
+        Summary.of(gaps, 2)
+    with pytest.raises(InputError, match="missing='often' must be one of error, mean, drop"):
+        Summary.of(gaps, 2, missing="often")
+    with pytest.raises(InputError, match="takes no weight"):
+        Summary.of(FRAME[NAMES], 2, weight="a")
