@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 from fedpca.audit import leakage
+from fedpca.audit.exposures import Exposure
 from fedpca.audit.lying import ATTACKS, attack_site
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
+from fedpca.cli.info import refuse_both
 from fedpca.cli.options import (
     Columns,
     Components,
@@ -19,6 +21,7 @@ from fedpca.cli.options import (
     Files,
     Force,
     Id,
+    Json,
     MaxRounds,
     Quiet,
     Scale,
@@ -27,20 +30,17 @@ from fedpca.cli.options import (
     opened_sites,
 )
 from fedpca.cli.progress import OnDone, counting
+from fedpca.cli.terminal import show
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA
+from fedpca.facts import Records, find
+from fedpca.report.contents import as_csv, records_as_csv
 from fedpca.report.drawing import check_plot_file, pyplot, save_figure
 from fedpca.report.privacy_displays import LeakDisplay
-from fedpca.report.tables import (
-    lying_as_csv,
-    lying_as_json,
-    print_leakage,
-    print_lying,
-    write_exposures,
-)
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
 from fedpca.solvers import SOLVERS
+from fedpca.storage import atomic
 
 DEFAULTS = FederatedPCA()
 
@@ -102,9 +102,7 @@ def audit(
     csv: Annotated[
         bool, typer.Option("--csv", help="With --lying: print the table as CSV.")
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="With --lying: print the table as JSON.")
-    ] = False,
+    json: Json = False,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -120,7 +118,7 @@ def audit(
     records and values of the first site the coordinator recovers. The policies are one that allows
     everything, the default of `fedpca join`, and the one given with --policy.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         if lying and secure:
             raise InputError(
                 "--secure does not apply to --lying, which attacks a single site; omit one of them"
@@ -130,10 +128,8 @@ def audit(
                 opened_sites(files, choice_of(drop, columns, id)), policy, csv, json, quiet
             )
             return
-        if policy is not None or csv or json:
-            raise InputError(
-                "--policy, --csv, and --json require --lying; add --lying, or omit them"
-            )
+        if policy is not None or csv:
+            raise InputError("--policy and --csv require --lying; add --lying, or omit them")
         for path in (table, plot):
             if path is not None:
                 refuse_overwriting(path, force)
@@ -157,13 +153,15 @@ def audit(
                 scale=scale,
                 max_rounds=max_rounds,
             )
-        print_leakage(out, measured, by_site)
+        show(measured.facts(by_site=by_site), json=json)
         if table is not None:
-            write_exposures(table, measured)
-            out.print(f"Wrote {table}")
+            with atomic.writing(table) as temporary:
+                temporary.write_text(as_csv(Exposure._fields, measured.exposures) + "\n")
         if plot is not None:
             save_figure(LeakDisplay.from_leakage(measured).figure_, plot)
-            out.print(f"Wrote {plot}")
+        for path in (table, plot):
+            if path is not None and not json:
+                out.print(f"Wrote {path}")
 
 
 def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:
@@ -178,12 +176,12 @@ def _attack_as_liar(
     sites: dict[str, Site], policy: Path | None, csv: bool, json: bool, quiet: bool
 ) -> None:
     """Attack sites as a lying coordinator would, and print what it recovers."""
-    if csv and json:
-        raise InputError("--csv and --json are mutually exclusive; use only one")
+    refuse_both(csv, json)
     own = None if policy is None else Policy.load(policy)
     with counting(quiet, "attacks", lambda: len(ATTACKS)) as on_done:
         found = attack_site(sites, policy=own, on_attack=_attacking(on_done))
-    if csv or json:
-        typer.echo(lying_as_json(found) if json else lying_as_csv(found))
+    outcomes = find(found.facts(), "outcomes", Records)
+    if csv and outcomes is not None:
+        typer.echo(records_as_csv(outcomes))
     else:
-        print_lying(out, found)
+        show(found.facts(), json=json)

@@ -14,6 +14,7 @@ from fedpca.cli.options import (
     Drop,
     Extract,
     Id,
+    Json,
     Keep,
     Quiet,
     choice_of,
@@ -21,8 +22,8 @@ from fedpca.cli.options import (
     genotypes_of,
 )
 from fedpca.cli.progress import counting
+from fedpca.cli.terminal import show
 from fedpca.errors import InputError
-from fedpca.report.tables import print_summary
 from fedpca.rows.choice import ColumnChoice
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.open import open_rows
@@ -50,13 +51,14 @@ def summarize(
             help="Overwrite an existing output file, and allow a summary of only 1 or 2 rows.",
         ),
     ] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Summarize one site's rows in a file that can be merged with other sites' summaries.
 
     FILE is a file or folder of rows, which is read once.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         refuse_overwriting(output, force)
         wanted = components_of(n_components)
         choice = choice_of(drop, columns, id)
@@ -70,8 +72,8 @@ def summarize(
                 "which is meant to be shared; use at least 3 rows, or write the summary with --force"
             )
         summary.save(output)
-        if not quiet:
-            print_summary(out, summary)
+        show(summary.facts(), json=json, quiet=quiet)
+        if not quiet and not json:
             if summary.n_features < rows.n_features:
                 out.print(
                     f"Left out {rows.n_features - summary.n_features:,} variants, whose alleles cannot "

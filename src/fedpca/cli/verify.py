@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_format
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedpca.cli.console import exit_codes, out, say
+from fedpca.cli.console import exit_codes
 from fedpca.cli.options import (
     FILES,
     ApprovalWait,
@@ -19,6 +18,7 @@ from fedpca.cli.options import (
     Host,
     Id,
     Insecure,
+    Json,
     Purpose,
     Quiet,
     Secure,
@@ -27,9 +27,9 @@ from fedpca.cli.options import (
     Weight,
 )
 from fedpca.cli.sites import AtServer, Chosen, federation_of
+from fedpca.cli.terminal import show
 from fedpca.estimators import load
 from fedpca.estimators import verify as verify_model
-from fedpca.report.plans import print_verdict
 from fedpca.solvers.verification import TOL
 
 
@@ -60,7 +60,7 @@ def verify(
     approval_wait: ApprovalWait = 0.0,
     credentials: Credentials = None,
     insecure: Insecure = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Check in one round whether a model's components are those of the sites' current rows.
@@ -68,16 +68,13 @@ def verify(
     The exit code is 0 if the model is certified, and 1 if the rows have drifted away from it. Only the
     model's features are read from tables. Pass the same --weight as to `fedpca fit`.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         fitted = load(model)
         chosen = Chosen(drop, columns, id, weight)
         server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
         fed = federation_of(fitted, files, chosen, server, secure=secure, quiet=quiet)
         with fed:
             verdict = verify_model(fitted, fed, tol=tol, by_site=by_site)
-        if json:
-            say(json_format.dumps(verdict.to_plain(), indent=2))
-        elif not quiet:
-            print_verdict(out, verdict)
+        show(verdict.facts(), json=json, quiet=quiet)
     if not verdict.is_certified:
         sys.exit(1)
