@@ -33,7 +33,7 @@ from fedpca.protocol.question import find_question
 from fedpca.protocol.script import find_script
 from fedpca.rows.bounded import RADIUS
 from fedpca.rows.gaps import DROP, MEAN, MISSING
-from fedpca.site.guard import refusal_of
+from fedpca.site.gate import refusal_of
 from fedpca.site.policy import JOINING
 from fedpca.solvers.common_features import names_from_bytes, names_to_bytes
 from fedpca.solvers.private.at_site import AROUND_TIMES, COUNT_UNIT

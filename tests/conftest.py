@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from zlib import crc32
 
@@ -25,6 +27,13 @@ IN_MEMORY, ENOUGH_BYTES = Path("/dev/shm"), 4 << 30
 HAS_ROOM = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ENOUGH_BYTES
 if HAS_ROOM and "TMPDIR" not in os.environ:
     os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
+
+# A shell lets what it starts in the background ignore interrupts; so would the sites that tests stop.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "fedpca",

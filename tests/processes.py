@@ -47,7 +47,7 @@ class Processes:
             if is_measured or not name.startswith("COVERAGE")
         }
         self.environment["FEDPCA_HOME"] = str(folder / "home")
-        self._running, self._served = [], served
+        self.running, self._served = [], served
         for site in sites:
             credentials.make_site_key(folder, site)
         self.server = self.serve(sites)
@@ -115,7 +115,7 @@ class Processes:
 
     def stop_all(self):
         """Ask all to end; each must do so by itself, and leave nothing behind."""
-        left = [process for process in self._running if process.poll() is None]
+        left = [process for process in self.running if process.poll() is None]
         for process in left:
             process.terminate()
         codes = [process.wait(HANG_S) for process in left]
@@ -129,13 +129,13 @@ class Processes:
         return [sys.executable, "-m", "fedpca", *words]
 
     def _start(self, command):
-        log = self.folder / f"process-{len(self._running)}.log"
+        log = self.folder / f"process-{len(self.running)}.log"
         with log.open("wb") as file:
             process = forked.Popen(
                 command, cwd=self.folder, env=self.environment, stdout=file, stderr=file
             )
         process.log = log
-        self._running.append(process)
+        self.running.append(process)
         return process
 
 

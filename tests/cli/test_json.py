@@ -14,8 +14,9 @@ from fedpca.cli.app import COMMANDS
 from fedpca.facts import Records, Section, as_plain
 from fedpca.protocol.plan import RunPlan
 from fedpca.site.answer_log import AnswerLog
-from fedpca.site.requests import Requests, requests_folder
+from fedpca.site.requests import Requests
 from fedpca.site.site import Site
+from fedpca.site.store import REQUESTS
 
 # commands that print no result: they write files, run until they are stopped, or show an example
 WITHOUT_RESULTS = {"transform", "plot", "report", "demo", "serve", "join"}
@@ -50,7 +51,7 @@ def places(sites, tmp_path, monkeypatch):
     store.mkdir(parents=True)
     plan = RunPlan(RUN, "FederatedPCA", {}, {"north": ""})
     with pytest.raises(Exception, match="waits for a person"):
-        Requests(requests_folder(store, "north")).check(plan, "")
+        Requests(REQUESTS.path(store, "north")).check(plan, "")
     log = AnswerLog(Site(np.ones((3, 2)), name="north"), store / "ledger.jsonl", print)
     log.answer(b"garbage")
     FederatedPCA(2).fit({"north": sites[0]}).save(tmp_path / "m.fedpca")

@@ -14,7 +14,8 @@ from fedpca.errors import FileError
 from fedpca.privacy.gaussian import epsilon_of, mu_of
 from fedpca.protocol.plan import PRIVATE, RunPlan
 from fedpca.site.privacy_budget import Spent
-from fedpca.site.requests import Requests, requests_folder
+from fedpca.site.requests import Requests
+from fedpca.site.store import PRIVACY, REQUESTS
 from fedpca.storage.tensor_file import read_arrays, write_arrays
 from support import fitted_quietly, gapped_rows
 
@@ -159,7 +160,7 @@ def spent(folder):
     for epsilon in (1.0, 0.5):
         with Federation.local([site], purpose="heart \x1b[2J study") as fed:
             fitted_quietly(FederatedPCA(2, privacy=Privacy(epsilon, 1e-6, 12.0)), fed)
-    return site.file(".privacy")
+    return site.file(PRIVACY)
 
 
 TOTAL = math.hypot(mu_of(1.0, 1e-6), mu_of(0.5, 1e-6))
@@ -284,7 +285,7 @@ def test_requests_show_what_a_run_promises_about_each_row(folder):
     for name, privacy in (("a", {PRIVATE: settings}), ("b", {})):
         plan = RunPlan(name, "FederatedPCA", {}, {"north": ""}, privacy=privacy)
         with pytest.raises(Exception, match="waits for a person"):
-            Requests(requests_folder(store, "north")).check(plan, "")
+            Requests(REQUESTS.path(store, "north")).check(plan, "")
     shown = words(run("requests"))
     assert (
         "privacy epsilon 1.0, delta 1e-06, row_bound 12.0, around 0.0, n_products 5, n_silent 1"

@@ -17,9 +17,10 @@ from command_line import told
 from fedpca import FederatedPCA, Federation, load
 from fedpca.engines import credentials
 from fedpca.errors import ApprovalPending, PolicyRefused
-from fedpca.protocol.message import compose, decode
+from fedpca.protocol.message import compose, decode, encode
 from fedpca.protocol.plan import DECLARE, RunPlan
-from fedpca.site.requests import MAX_OF_SIGNER, requests_folder
+from fedpca.site.requests import MAX_OF_SIGNER
+from fedpca.site.store import REQUESTS
 from processes import HANG_S, Processes, page_state, save_rows, until
 
 pytestmark = pytest.mark.process
@@ -85,13 +86,13 @@ def requests_at(there, site="north"):
 def age(there, run, days, site="north"):
     """Move the times of a request into the past."""
     store = there.folder / "home" / "sites" / site
-    for path in requests_folder(store, site).iterdir():
-        given = json.loads(path.read_text())
+    for path in REQUESTS.path(store, site).iterdir():
+        given = decode(path.read_bytes()).header
         for name in ("since", "until", "decided"):
             if given["run"] == run and given[name]:
                 moved = datetime.datetime.fromisoformat(given[name])
                 given[name] = (moved - datetime.timedelta(days=days)).isoformat()
-        path.write_text(json.dumps(given))
+        path.write_bytes(encode(compose(given, {})))
 
 
 def plan_of(there, run="handmade", **more):

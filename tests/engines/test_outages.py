@@ -133,7 +133,7 @@ def no_byte_more(there):
         resource.prlimit(there.south.pid, resource.RLIMIT_FSIZE, limits)
 
 
-UNWRITABLE = "the site cannot write to its ledger|the site cannot save its memory"
+UNWRITABLE = "the site cannot save its (ledger|memory)"
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_strangers_at_five_networks_lock_nobody_out(there):
             "a line about connections that were ended",
         )
         assert fit(there).components_.tobytes() == near(there, *HONEST).components_.tobytes()
-    for site in there._running:
+    for site in there.running:
         assert site.poll() is None, there.log(site)
 
 
@@ -213,7 +213,7 @@ def test_one_network_s_connections_beyond_the_limit_end_and_honest_ones_come_bac
         held = [held_open(there, stack, f"127.0.0.{i % 200 + 2}") for i in range(most + 20)]
         assert is_closed(held[0])
         assert fit(there).components_.tobytes() == near(there, *HONEST).components_.tobytes()
-    for site in there._running:
+    for site in there.running:
         assert site.poll() is None, there.log(site)
 
 

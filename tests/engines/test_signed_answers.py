@@ -18,7 +18,7 @@ from fedpca.engines import credentials
 from fedpca.engines.flower import envelope as wire
 from fedpca.errors import FileError, LedgerError, MessageError, QuorumLost
 from fedpca.protocol.proof import NO_HEAD, Proof, commitment, digest, statement
-from fedpca.site.ledger_chain import check_chain, check_proof
+from fedpca.site.answer_log import check_chain, check_proof
 from processes import HANG_S, Processes, save_rows
 
 HONEST, SITES = ("north", "south"), ("north", "south", "third")
@@ -55,7 +55,7 @@ REFUSED = "the signature of this answer to this question was not made with the k
         ("truncated:100", REFUSED),
         ("truncated:48", "a proof of 48 bytes is too short"),
         ("truncated:0", "a proof of 0 bytes is too short"),
-        ("unrecorded", "the site cannot write to its ledger"),
+        ("unrecorded", "the site cannot save its ledger"),
     ],
 )
 def test_a_site_without_a_good_signature_is_given_up_by_name(there, kind, said):

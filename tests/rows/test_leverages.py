@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_wine
 
-from fedpca.rows import in_memory
+from fedpca.rows import in_memory, leverages
 from fedpca.rows.gaps import DROP, MEAN
 from fedpca.rows.in_memory import DenseRows, SparseRows
 from fedpca.rows.leverages import look_for_alone
@@ -116,6 +116,67 @@ def test_few_of_many_rows_with_large_leverages_are_found():
         rows[:, 7] = rows[:, 2]
         rows[rng.permutation(100)[:3], 7] += rng.normal(size=3)
         assert found_in(rows)[1] == [2, 7]
+
+
+@draws(60)
+@given(
+    n_each=st.sampled_from([2, 4, 12, 40, 120]),
+    kind=st.sampled_from(["normal", "heavy tails", "one row", "few rows", "flags", "sorted"]),
+    is_weighted=st.booleans(),
+    is_sparse=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_bounds_save_time_but_change_no_decision(n_each, kind, is_weighted, is_sparse, seed):
+    rng = np.random.default_rng(seed)
+    d = 6
+    values = rng.normal(size=(n_each * d, d)) * 10.0 ** rng.integers(-3, 4, d) + 10
+    if kind == "heavy tails":
+        values = rng.standard_t(2, size=values.shape)
+    elif kind in ("one row", "few rows"):
+        values[:, 1] = values[:, 4]
+        values[rng.permutation(len(values))[: 1 if kind == "one row" else 3], 4] += 1e-3
+    elif kind == "flags":
+        values = (rng.random(values.shape) < 0.15).astype(float)
+    elif kind == "sorted":
+        values = np.sort(values, axis=0)
+    rows = SparseRows(sp.csr_array(values)) if is_sparse else DenseRows(values)
+    if is_weighted:
+        rows = WeightedRows(rows, rng.exponential(size=len(values)) + 0.1)
+    found = found_in(rows)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(leverages, "_is_above", lambda *_: False)
+        changed.setattr(leverages, "_may_be_in_sets", lambda *_: True)
+        changed.setattr(leverages, "MARGIN", 1.0)
+        assert found_in(rows) == found
+
+
+def test_rows_that_are_many_more_than_the_columns_are_read_once(monkeypatch):
+    rng = np.random.default_rng(0)
+    for n_each, n_read in ((60, 1), (12, 2), (3, 3)):
+        rows, found = DenseRows(rng.normal(size=(n_each * 40, 40)) + 5), []
+
+        def blocks(inner=rows.blocks, found=found):
+            found.append(1)
+            return inner()
+
+        monkeypatch.setattr(rows, "blocks", blocks)
+        assert found_in(rows) == (NONE, NONE)
+        assert len(found) == n_read
+
+
+def test_no_row_is_farther_than_its_bound():
+    rng = np.random.default_rng(0)
+    for n, kind in ((30, 0), (3000, 0), (3000, 1), (60000, 2)):
+        values = rng.normal(size=(n, 7)) * 10.0 ** np.arange(7) + 1e4
+        values = np.sort(values, axis=0) if kind == 1 else values
+        weights = rng.exponential(size=n) + 0.1 if kind == 2 else np.ones(n)
+        shares = shares_of(WeightedRows(DenseRows(values), weights), MEAN)
+        about = (values - np.average(values, weights=weights, axis=0)) * np.sqrt(weights)[:, None]
+        norms = np.linalg.norm(about, axis=0)
+        largest = np.square(about / norms).sum(axis=1).max()
+        bound = shares.farthest(np.arange(7), norms)
+        assert largest <= bound * (1 + 1e-9)
+        assert kind == 1 or bound < 4 * largest
 
 
 @pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer, load_diabetes])

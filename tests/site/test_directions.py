@@ -13,6 +13,7 @@ from fedpca.errors import PolicyRefused
 from fedpca.linalg.dense import unpack_triangle
 from fedpca.rows.gaps import MISSING
 from fedpca.site.policy import JOINING
+from fedpca.site.store import ROWS
 from fedpca.solvers.common_features import names_to_bytes
 
 N, D = 60, 500
@@ -149,7 +150,7 @@ def test_new_rows_allow_new_directions_and_a_deleted_record_allows_all(tmp_path)
     product(ward, 3, 4)
     with pytest.raises(Refused, match="one direction for every 2 rows"):
         product(ward, 4, 1)
-    ward.site.file(".rows").unlink()
+    ward.site.file(ROWS).unlink()
     product(ward, 4, 10)
     ward.write(2 * 40)  # enough rows for all directions
     for seed in range(10):

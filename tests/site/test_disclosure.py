@@ -24,6 +24,7 @@ from fedpca.rows.in_memory import DenseRows, SparseRows, weighted_blocks
 from fedpca.rows.rare import look_for_few
 from fedpca.rows.weighted import WeightedRows
 from fedpca.site.policy import JOINING
+from fedpca.site.store import ROWS
 from support import draws
 
 RNG = np.random.default_rng(0)
@@ -226,7 +227,7 @@ class Hospital:
 
     @property
     def record(self):
-        return self.site.file(".rows")
+        return self.site.file(ROWS)
 
 
 def test_a_patient_who_was_added_between_two_runs_stays_hidden(tmp_path):
@@ -294,7 +295,7 @@ def test_deleting_the_record_knowingly_is_the_way_out_and_a_damaged_one_is_refus
     good = hospital.record.read_bytes()
     for damaged in (b"", good[:30], good[:-1]):
         hospital.record.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"\.rows, the record .* is damaged"):
+        with pytest.raises(InputError, match=r"\.rows, the site's record of its rows, is damaged"):
             hospital.fit(rows[:41])
     hospital.record.unlink()
     assert hospital.fit(rows[:41]).n_samples_ == 81
@@ -453,7 +454,7 @@ def test_a_gap_is_no_usual_value_of_a_flag_whose_gaps_are_filled():
 def test_columns_that_agree_but_for_a_row_are_found_beside_constant_columns():
     def check(rows):
         site = Site(rows, name="north", policy=JOINING)
-        site.conversation.gate.check_rows(site.rows, ERROR, None, site.rows)
+        site.conversation.gate.disclosure.check(site.rows, ERROR)
 
     rows = np.column_stack([rows_of(60, 6), np.zeros((60, 30))])
     check(rows)
@@ -472,10 +473,8 @@ def test_rows_are_read_once_for_all_rules(tmp_path, monkeypatch):
     n_read, blocks = [], site.rows.blocks
     monkeypatch.setattr(site.rows, "blocks", lambda: n_read.append(1) or blocks())
     site.look_at_rows()
-    assert (
-        len(n_read) == 3
-    )  # for everything, for leverages, and for values, which ends with the first block
+    assert len(n_read) == 1
     gate = site.conversation.gate
     for _ in range(2):
-        gate.check_rows(site.rows, MEAN, site.rows_record, site.rows)
-        assert len(n_read) == 6  # for values, and twice for leverages, in a run that fills gaps
+        gate.disclosure.check(site.rows, MEAN)
+        assert len(n_read) == 3  # for values, and for leverages, in a run that fills gaps

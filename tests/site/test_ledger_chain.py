@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpca import FederatedPCA, Federation, Site
-from fedpca.errors import FileError
+from fedpca.errors import FedpcaError, SiteFailed
 from fedpca.protocol.message import compose, decode, encode
 from fedpca.protocol.proof import NO_HEAD, commitment, digest
 from fedpca.site import chained_lines
-from fedpca.site.answer_log import AnswerLog
+from fedpca.site.answer_log import AnswerLog, check_chain, check_proof
 from fedpca.site.chained_lines import chain_of
-from fedpca.site.ledger_chain import append, check_chain, check_proof
+from fedpca.site.store import LEDGER
 from fedpca.testing import ScriptedEngine
 from support import draws
 
-OLD = '{"time": "2026-01-01T00:00:00+00:00", "run": "a.0", "round": 1, "refused": null}\n'
+PLAIN = '{"time": "2026-01-01T00:00:00+00:00", "run": "a.0", "round": 1, "refused": null}\n'
 
 
 def silent(text):
@@ -121,7 +121,7 @@ def test_an_empty_ledger_has_no_head_and_a_missing_one_is_refused(tmp_path):
     check = check_chain(tmp_path / "empty")
     assert (check.n_entries, check.head, check.problem) == (0, NO_HEAD, "")
     for name in ("missing", "."):
-        with pytest.raises(FileError, match="cannot be read"):
+        with pytest.raises(FedpcaError, match="cannot be read"):
             check_chain(tmp_path / name)
 
 
@@ -160,7 +160,7 @@ def test_an_inserted_line_is_named(path, tmp_path):
         (lines[1], "line 4 does not follow from line 3; one of them was inserted"),
         (json.dumps(forged).encode() + b"\n",
          "line 5 does not follow from line 4; one of them was inserted"),
-        (OLD.encode(), "line 4 was changed or inserted; it has no chain"),
+        (PLAIN.encode(), "line 4 was changed or inserted; it has no chain"),
         (b"\n", "line 4 was changed or inserted; it has no chain"),
         (b'{"rou\n', "line 4 was changed or inserted; it has no chain"),
     ]:  # fmt: skip
@@ -260,31 +260,11 @@ def test_a_power_failure_while_a_torn_line_is_ended_tears_two_lines(path):
     assert "lines 6 to 7 are torn" in check.notes[0]
 
 
-def test_lines_that_an_older_version_wrote_are_kept_and_never_verified(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    path.write_text(3 * OLD)
-    assert check_chain(path).problem == (
-        "line 1 has no chain, and no later line has one: an older fedpca wrote this ledger"
-    )
-    log = log_of(path)
-    log.answer(b"one")
-    log.answer(b"two")
-    assert path.read_text().startswith(3 * OLD)
-    check = check_chain(path)
-    assert (check.n_entries, check.problem) == (2, "")
-    assert check.notes == [
-        "lines 1 to 3 are from before the chain: not verified, but unchanged since line 4 was written"
-    ]
-    changed = path.read_text().replace('"round": 1,', '"round": 2,', 1)
-    path.write_text(changed)
-    assert check_chain(path).problem == "line 1 was changed or inserted; it has no chain"
-
-
-def test_a_line_without_a_chain_amid_the_others_is_no_line_from_before(path):
+def test_a_whole_line_without_a_chain_is_never_taken_for_a_torn_one(path):
     """Even if the site went on after somebody put it there."""
     lines = lines_of(path)
-    path.write_bytes(b"".join([*lines[:-1], OLD.encode()]))
-    text = "line 6 has no chain; it was changed or inserted, or an older fedpca wrote it"
+    path.write_bytes(b"".join([*lines[:-1], PLAIN.encode()]))
+    text = "line 6 was changed or inserted; it has no chain"
     assert check_chain(path).problem == text
     log_of(path).answer(b"another")
     assert check_chain(path).problem == text
@@ -304,7 +284,7 @@ def test_an_answer_that_cannot_be_written_down_has_no_head(tmp_path):
     log = log_of(tmp_path)  # a folder
     recorded = log.reply(b"garbage")
     assert recorded.head == NO_HEAD
-    assert decode(recorded.data).header["text"] == "the site cannot write to its ledger"
+    assert decode(recorded.data).header["text"] == LEDGER.unsaved
 
 
 def test_the_reply_names_the_head_of_its_own_line(path):
@@ -342,6 +322,7 @@ def test_a_full_disk_leaves_the_chain_as_it_was(path, monkeypatch):
 
     before = path.read_bytes()
     monkeypatch.setattr(chained_lines.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        append(path, {"digest_in": NO_HEAD, "digest_out": NO_HEAD, "salt": "0" * 32})
+    with pytest.raises(SiteFailed) as failed, chained_lines.opened(path, LEDGER) as file:
+        chained_lines.add(file, {}, LEDGER)
+    assert "No space" in str(failed.value.__cause__)
     assert path.read_bytes() == before

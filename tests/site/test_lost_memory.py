@@ -12,6 +12,7 @@ from fedpca.engines.local import LocalEngine
 from fedpca.errors import InputError, QuorumLost
 from fedpca.protocol.message import compose
 from fedpca.protocol.question import _REGISTRY
+from fedpca.site.store import MEMORY
 
 RNG = np.random.default_rng(3)
 NAMES = ("a", "b", "c", "d", "e")
@@ -97,7 +98,7 @@ def test_a_damaged_memory_stops_its_run_and_no_other(tmp_path):
         return Site(ROWS["west"], name="west", store=tmp_path)
 
     fit(LocalEngine([site()]))
-    file = site().file(".memory")
+    file = site().file(MEMORY)
     file.write_bytes(file.read_bytes()[:50])
     plain = fit(LocalEngine([Site(ROWS["west"], name="west")]))
     again = fit(LocalEngine([site()]))

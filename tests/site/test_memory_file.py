@@ -8,22 +8,24 @@ import pytest
 from disks import as_ordinary_user
 from fedpca.errors import FedpcaError, InputError
 from fedpca.protocol.message import compose, encode
-from fedpca.site.memory import MemoryFile, Saved
+from fedpca.site.memory import Checkpoint
 
-SAVED = Saved(3, compose({"round": 3}, {"n": np.int64(4)}), {"Frame.mean": np.arange(3.0)})
+SAVED = Checkpoint(
+    "run", 3, {"Frame.mean": np.arange(3.0)}, compose({"round": 3}, {"n": np.int64(4)})
+)
 
 
 def test_every_bit_of_a_memory_file_counts(tmp_path):
-    file = MemoryFile(tmp_path / "north.memory")
-    file.save("run", "rows", SAVED)
-    good, unnoticed = file.path.read_bytes(), []
-    assert file.load("run", "rows").memory["Frame.mean"].tolist() == [0, 1, 2]
+    path = tmp_path / "north.memory"
+    SAVED.save(path, "rows")
+    good, unnoticed = path.read_bytes(), []
+    assert Checkpoint.load(path, "run", "rows").memory["Frame.mean"].tolist() == [0, 1, 2]
     for bit in range(8 * len(good)):
         damaged = bytearray(good)
         damaged[bit // 8] ^= 1 << bit % 8
-        file.path.write_bytes(damaged)
+        path.write_bytes(damaged)
         try:
-            file.load("run", "rows")
+            Checkpoint.load(path, "run", "rows")
         except FedpcaError:
             continue
         unnoticed.append(bit)
@@ -36,16 +38,18 @@ def test_every_bit_of_a_memory_file_counts(tmp_path):
     ids=["empty", "junk", "journal", "message"],
 )
 def test_a_file_of_another_kind_is_no_memory(content, tmp_path):
-    file = MemoryFile(tmp_path / "north.memory")
-    file.path.write_bytes(content)
-    with pytest.raises(InputError, match=r"the memory in north\.memory is damaged .*; start over"):
-        file.load("run", "rows")
+    path = tmp_path / "north.memory"
+    path.write_bytes(content)
+    with pytest.raises(
+        InputError, match=r"north\.memory, the site's memory, is damaged: .*; start over"
+    ):
+        Checkpoint.load(path, "run", "rows")
 
 
 def test_memory_that_may_not_be_read_says_so():
     with as_ordinary_user() as folder:
-        file = MemoryFile(folder / "north.memory")
-        file.save("run", "rows", SAVED)
-        file.path.chmod(0)
-        with pytest.raises(InputError, match=r"north\.memory cannot be read: Permission denied"):
-            file.load("run", "rows")
+        path = folder / "north.memory"
+        SAVED.save(path, "rows")
+        path.chmod(0)
+        with pytest.raises(InputError, match=r"cannot be read: Permission denied"):
+            Checkpoint.load(path, "run", "rows")

@@ -97,9 +97,21 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path, text):
         ("min_rows = '20'\nend = true", InputError, "min_rows='20' must be a whole number"),
         ("min_rows = 2.0\nend = true", InputError, "min_rows=2.0 must be a whole number"),
         ("gather = 1\nend = true", InputError, "gather=1 must be true or false"),
-        ("min_rows = -1\nend = true", InputError, "min_rows=-1 must be a whole number, at least 0"),
-        ("min_count = 0\nend = true", InputError, "min_count=0 must be a whole number, at least 1"),
-        ("min_sites = 0\nend = true", InputError, "min_sites=0 must be a whole number, at least 1"),
+        (
+            "min_rows = -1\nend = true",
+            InputError,
+            "min_rows=-1 must be a whole number of at least 0",
+        ),
+        (
+            "min_count = 0\nend = true",
+            InputError,
+            "min_count=0 must be a whole number of at least 1",
+        ),
+        (
+            "min_sites = 0\nend = true",
+            InputError,
+            "min_sites=0 must be a whole number of at least 1",
+        ),
         ("min_change = 0\nend = true", InputError, "min_change=0 must be a whole number"),
         (
             "min_count = 'unlimited'\nend = true",
@@ -147,24 +159,24 @@ def explained(policy):
 
 def test_every_rule_is_written_explained_documented_and_said_to_prevent_something():
     names = [field.name for field in fields(Policy)]
-    assert [name for name, _ in rules()] == names
+    assert [rule.name for rule in rules()] == names
     for policy in (JOINING, STRICT, TRUSTING, BUDGET):
         text, words = policy.to_text(), explained(policy)
-        for (name, rule), said in zip(rules(), words, strict=True):
-            assert f"{name} = " in text
-            assert f"    {name} : " in Policy.__doc__
-            assert said.startswith(f"{name} = ")
+        for rule, said in zip(rules(), words, strict=True):
+            assert f"{rule.name} = " in text
+            assert f"    {rule.name} : " in Policy.__doc__
+            assert said.startswith(f"{rule.name} = ")
             assert said.endswith(rule.prevents)
             assert len(rule.prevents) > 20
 
 
 def test_a_rule_restricts_nothing_at_its_off_value_and_something_at_others():
-    for name, rule in rules():
-        if rule.off is not None and name != "max_epsilon":
-            off = replace(JOINING, **{name: rule.off})
-            assert not rule.is_on(off, name)
-            assert f"{name} = " not in off.in_words()
-            assert any(f"{name} = " in each and " (off): " in each for each in explained(off))
+    for rule in rules():
+        if rule.off is not None and rule.name != "max_epsilon":
+            off = replace(JOINING, **{rule.name: rule.off})
+            assert not rule.is_on(off)
+            assert f"{rule.name} = " not in off.in_words()
+            assert any(f"{rule.name} = " in each and " (off): " in each for each in explained(off))
 
 
 def test_a_policy_is_said_in_a_phrase_with_the_rules_that_restrict_something():

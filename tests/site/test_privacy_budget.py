@@ -25,9 +25,11 @@ from fedpca.privacy.gaussian import epsilon_of, mu_of
 from fedpca.privacy.secure_sum import ZERO
 from fedpca.protocol.message import compose
 from fedpca.protocol.plan import DECLARE, PRIVATE, RunPlan
-from fedpca.site import privacy_budget
-from fedpca.site.chained_lines import Kind, chain_of
+from fedpca.site import chained_lines, privacy_budget
+from fedpca.site.chained_lines import chain_of
 from fedpca.site.privacy_budget import PrivacyBudget, Release, Session, Spent
+from fedpca.site.store import MEMORY
+from fedpca.site.store import PRIVACY as SPENT
 from fedpca.testing import ScriptedEngine
 from support import fitted_quietly, gapped_rows
 
@@ -173,7 +175,7 @@ def test_a_site_says_what_it_has_spent_and_what_is_left(tmp_path):
     site = Site(ROWS, name="north", policy=Policy(max_epsilon=3.0), store=tmp_path)
     said = "epsilon 0 of 3 is spent, and epsilon 3 is left (at delta 1e-06)"
     assert site.privacy_budget_in_words() == said
-    budget().spend(release(mu2=MU2), site.file(".privacy"))
+    budget().spend(release(mu2=MU2), site.file(SPENT))
     left = epsilon_of(math.sqrt(mu_of(3.0, 1e-6) ** 2 - MU2), 1e-6)
     assert f"epsilon 1 of 3 is spent, and epsilon {left:.4g} is" in site.privacy_budget_in_words()
     follows = Site(ROWS, name="north", policy=Policy(run_epsilon=0.3), store=tmp_path)
@@ -183,14 +185,22 @@ def test_a_site_says_what_it_has_spent_and_what_is_left(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"mu2": -0.1}, {"mu2": "nan"}, {"round": "1"}, {"time": "now"}, {"run": None}, {"total": []}],
+    [
+        {"mu2": -0.1},
+        {"mu2": "nan"},
+        {"mu2": 10**400},
+        {"round": "1"},
+        {"time": "now"},
+        {"run": None},
+        {"total": []},
+    ],
     ids=str,
 )
 def test_a_chained_line_that_is_no_release_is_refused(spent, change):
-    with privacy_budget.opened(spent) as file:
+    with chained_lines.opened(spent, SPENT) as file:
         line = {**release(number=6).to_plain(), "total": 0.6, **change}
-        privacy_budget.add(file, line, Kind(lambda entry: True))
-    with pytest.raises(InputError, match="is damaged: line 6 has no chain"):
+        chained_lines.add(file, line, replace(SPENT, fields={}))
+    with pytest.raises(InputError, match="is damaged: line 6 was changed or inserted"):
         budget().spend(release(number=7), spent)
 
 
@@ -244,13 +254,33 @@ def test_lines_that_were_removed_inserted_or_replaced_are_refused_with_a_way_out
 
 
 def test_a_file_that_began_without_a_chain_is_refused(path):
-    """A ledger may, since an older fedpca wrote lines without one."""
     path.parent.mkdir()
     path.write_text('{"mu2": 0.0}\n')
     first = {**release().to_plain(), "total": 0.1}
-    with privacy_budget.opened(path) as file:
-        privacy_budget.add(file, first, privacy_budget.KIND)
-    assert "line 1 has no chain" in Spent.read(path).problem
+    with chained_lines.opened(path, SPENT) as file:
+        chained_lines.add(file, first, SPENT)
+    assert "line 1 was changed or inserted; it has no chain" in Spent.read(path).problem
+
+
+def test_a_file_is_read_again_only_if_someone_else_has_touched_it(spent, monkeypatch):
+    readings, verified = [], privacy_budget.verified
+    monkeypatch.setattr(
+        privacy_budget, "verified", lambda *given: readings.append(1) or verified(*given)
+    )
+    counting = budget()
+    for number in range(6, 10):
+        counting.check(PLAN, "run.0", spent)
+        counting.spend(release(number=number), spent)
+    assert readings == [1]
+    budget().spend(release(number=10), spent)  # as another process does
+    assert readings == [1, 1]
+    counting.spend(release(number=10), spent)
+    assert readings == [1, 1, 1]
+    assert Spent.read(spent).mu2 == pytest.approx(1.0)
+    lines = spent.read_bytes()
+    spent.write_bytes(lines.replace(b'"mu2": 0.1', b'"mu2": 0.0', 1))
+    with pytest.raises(InputError, match="is damaged: line 1 was changed"):
+        counting.spend(release(number=11), spent)
 
 
 def test_a_site_that_runs_notices_that_last_lines_or_the_file_are_gone(path):
@@ -303,7 +333,7 @@ def test_a_full_disk_keeps_the_answer_back_and_counts_nothing(spent):
 
 
 def test_a_file_that_cannot_be_read_or_written_keeps_the_answer_back(tmp_path):
-    with pytest.raises(SiteFailed, match="cannot record what it spends"):
+    with pytest.raises(SiteFailed, match="cannot save its privacy budget"):
         budget().spend(release(), tmp_path)  # a folder
     with pytest.raises(InputError, match="cannot be read"):
         budget(1.0).check(PLAN, "run.0", tmp_path)
@@ -325,7 +355,7 @@ class Asking:
 
     @property
     def file(self):
-        return self.site.file(privacy_budget.SUFFIX)
+        return self.site.file(SPENT)
 
     def declare(self, plan=PLAN, run="run.0", memory=None):
         arrays = {"plan": np.frombuffer(plan.to_bytes(), np.uint8)}
@@ -386,8 +416,8 @@ def killed_at(step, monkeypatch):
             return written
 
     @contextmanager
-    def opened(path):
-        with privacy_opened(path) as file:
+    def opened(path, kind):
+        with privacy_opened(path, kind) as file:
             yield Tearing(file)
 
     def around(function):
@@ -489,7 +519,7 @@ def test_a_run_that_begins_again_finds_its_budget_spent(tmp_path):
             asking.ask(name, arrays, number, verb=verb)
             for number, (name, arrays, verb) in enumerate(QUESTIONS, 1)
         ]
-        asking.site.file(".memory").unlink()
+        asking.site.file(MEMORY).unlink()
         asking.start()
     assert "the answer asks for epsilon" in replies[1].header["text"]
     assert "epsilon 1 is spent" in replies[1].header["text"]
@@ -719,7 +749,7 @@ def test_a_run_that_starts_over_without_a_lost_site_spends_again_and_says_so(tmp
     assert run.privacy["promised"] == 1.0
     assert run.privacy["mu"] == pytest.approx(math.sqrt(2) * PRIVACY.mu)
     for name in ("north", "south"):
-        read = Spent.read(sites[name].file(".privacy"))
+        read = Spent.read(sites[name].file(SPENT))
         assert [each.run[-2:] for each in read.releases] == [".0", ".0", ".1", ".1"]
         assert read.mu2 == pytest.approx(run.privacy["mu"] ** 2)
 
@@ -747,14 +777,14 @@ def test_a_killed_coordinator_that_resumes_spends_nothing_more(tmp_path):
         run = fitted_quietly(FederatedPCA(2, privacy=PRIVACY, random_state=0), fed).run_
     assert run.privacy["epsilon"] == pytest.approx(1.0)
     for site in sites.values():
-        assert len(Spent.read(site.file(".privacy")).releases) == 2
+        assert len(Spent.read(site.file(SPENT)).releases) == 2
 
 
 def test_a_damaged_budget_stops_private_runs_with_or_without_a_limit(tmp_path):
     for policy in (Policy(max_epsilon=5.0), Policy()):
         sites = sites_of(MANY, tmp_path / str(policy.max_epsilon), policy)
         fit(sites)
-        file = sites["north"].file(".privacy")
+        file = sites["north"].file(SPENT)
         file.write_text(file.read_text().replace('"mu2": 0.0', '"mu2": 0.1', 1))
         with pytest.raises(InputError, match=r"site 'north'.*is damaged: line 1 was changed"):
             fit(sites)

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import datetime
-import json
 import stat
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from disks import full_disk
 from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.coordinator import approval
 from fedpca.errors import (
     ApprovalPending,
-    FileError,
     InputError,
     JournalError,
     MessageError,
     PolicyRefused,
     SiteFailed,
 )
-from fedpca.protocol.message import compose
+from fedpca.protocol.message import compose, decode, encode
 from fedpca.protocol.plan import DECLARE, RunPlan
 from fedpca.site import requests as module
-from fedpca.site.guard import Guard, Keys
-from fedpca.site.requests import Requests, requests_folder
+from fedpca.site.gate import Gate
+from fedpca.site.guard import Keys
+from fedpca.site.requests import Requests
+from fedpca.site.store import REQUESTS
 
 NORTH, SOUTH, WEST, LIAR = (digit * 64 for digit in "abcd")
 ROSTER = {"north": NORTH, "south": SOUTH, "west": WEST}
@@ -55,12 +56,12 @@ def only_file(requests):
 def age(requests, days):
     """Move the times in all files into the past."""
     for path in requests._folder.iterdir():
-        given = json.loads(path.read_text())
+        given = decode(path.read_bytes()).header
         for name in ("since", "until", "decided"):
             if given[name]:
                 moved = datetime.datetime.fromisoformat(given[name])
                 given[name] = (moved - datetime.timedelta(days=days)).isoformat()
-        path.write_text(json.dumps(given))
+        path.write_bytes(encode(compose(given, {})))
 
 
 def test_a_run_waits_until_a_person_approves_it(requests, told):
@@ -241,21 +242,29 @@ def test_a_flood_with_many_keys_is_bounded_and_spares_signers_that_were_approved
     assert n_files <= 2 + module.MAX_OF_STRANGERS + module.MAX_EXPIRED
 
 
+def changed(**values):
+    return lambda data: encode(compose({**decode(data).header, **values}, {}))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda text: text[:-20],
-        lambda text: "[]",
-        lambda text: text.replace("pending", "approval"),
-        lambda text: text.replace("run1", "run2", 1),
-        lambda text: text.replace("+00:00", ""),
+        lambda data: data[:-20],
+        lambda data: data.replace(b"pending", b"pendinG"),
+        lambda data: b"[]",
+        changed(decision="approval"),
+        changed(run="run2"),
+        changed(until="2026-01-01T00:00:00"),
+        changed(until="2026-01-01T00:00:00+00:00"),
+        changed(days="7"),
+        changed(more=1),
     ],
 )
 def test_a_damaged_request_is_named_and_approves_nothing(requests, damage):
     ask(requests)
     path = only_file(requests)
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(FileError, match="is not a request that fedpca wrote"):
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InputError, match="the site's request for approval, is damaged"):
         requests.check(PLAN, "key")
 
 
@@ -279,40 +288,40 @@ def signed_by(key, plan):
 
 
 @pytest.fixture
-def guard():
-    return Guard(Policy(), "north", Keys(NORTH, signer_of, coordinator=LIAR))
+def gate():
+    return Gate(Policy(), "north", keys=Keys(NORTH, signer_of, coordinator=LIAR))
 
 
-def test_a_pinned_coordinator_alone_can_declare_a_run(guard):
-    assert guard.check_signature(PLAN, signed_by(LIAR, PLAN)) == LIAR
+def test_a_pinned_coordinator_alone_can_declare_a_run(gate):
+    assert gate.signer_of(PLAN, signed_by(LIAR, PLAN)) == LIAR
     with pytest.raises(PolicyRefused, match="not signed"):
-        guard.check_signature(PLAN, b"")
+        gate.signer_of(PLAN, b"")
     with pytest.raises(
         PolicyRefused, match=f"signed by the key with fingerprint {WEST}, but .* key {LIAR}"
     ):
-        guard.check_signature(PLAN, signed_by(WEST, PLAN))
+        gate.signer_of(PLAN, signed_by(WEST, PLAN))
     with pytest.raises(PolicyRefused, match="signature is not valid"):
-        guard.check_signature(replace(PLAN, run="run2"), signed_by(LIAR, PLAN))
+        gate.signer_of(replace(PLAN, run="run2"), signed_by(LIAR, PLAN))
 
 
-def test_a_plan_must_list_the_site_with_its_own_key(guard):
-    guard.consider("run1.0", PLAN)
+def test_a_plan_must_list_the_site_with_its_own_key(gate):
+    gate.check_plan("run1.0", PLAN)
     for roster in ({**ROSTER, "north": LIAR}, {"south": SOUTH}, {"other": NORTH}):
         with pytest.raises(
             PolicyRefused, match="does not list this site as 'north' with the key a"
         ):
-            guard.consider("run1.0", replace(PLAN, sites=roster))
+            gate.check_plan("run1.0", replace(PLAN, sites=roster))
 
 
 def test_a_plan_with_sites_that_are_no_peers_is_refused_by_name():
     policy = Policy(peers=[SOUTH, WEST], min_sites=3)
-    guard = Guard(policy, "north", Keys(NORTH, signer_of))
-    guard.consider("run1.0", PLAN)
+    gate = Gate(policy, "north", keys=Keys(NORTH, signer_of))
+    gate.check_plan("run1.0", PLAN)
     for invented in (LIAR, ""):
         with pytest.raises(PolicyRefused, match="not in the policy's peers: east"):
-            guard.consider("run1.0", replace(PLAN, sites={**ROSTER, "east": invented}))
+            gate.check_plan("run1.0", replace(PLAN, sites={**ROSTER, "east": invented}))
     with pytest.raises(PolicyRefused, match="min_sites=3"):
-        guard.consider("run1.0", replace(PLAN, sites={"north": NORTH, "west": WEST}))
+        gate.check_plan("run1.0", replace(PLAN, sites={"north": NORTH, "west": WEST}))
 
 
 def test_peers_are_a_list_or_a_table_of_fingerprints():
@@ -359,7 +368,7 @@ def sites(rows, tmp_path):
 
 
 def at_north(tmp_path):
-    return Requests(requests_folder(tmp_path / "north", "north"))
+    return Requests(REQUESTS.path(tmp_path / "north", "north"))
 
 
 @pytest.fixture(autouse=True)
@@ -472,7 +481,10 @@ def test_a_site_that_cannot_keep_a_request_says_so(rows, tmp_path):
     (tmp_path / "north").write_text("a file where the folder should be")
     site = Site(rows["north"], name="north", policy=Policy(approval=True), store=tmp_path / "north")
     plan = RunPlan("run1", "FederatedPCA", {"solver": "covariance"}, {"north": ""})
-    with pytest.raises(SiteFailed, match="cannot keep the request"):
+    with pytest.raises(InputError, match="request for approval, cannot be read"):
+        site.conversation.gate.consider("run1.0", plan, b"")
+    (tmp_path / "north").unlink()
+    with full_disk(), pytest.raises(SiteFailed, match="cannot save its request for approval"):
         site.conversation.gate.consider("run1.0", plan, b"")
 
 

@@ -464,7 +464,7 @@ def forked(site):
     fork.conversation = talk = copy(site.conversation)
     talk._site, talk._ended = fork, talk._ended.copy()
     talk.run, talk.gate = copy(talk.run), copy(talk.gate)
-    talk.gate._guard = copy(talk.gate._guard)
+    talk.gate.guard = copy(talk.gate.guard)
     return fork
 
 

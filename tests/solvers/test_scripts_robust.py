@@ -21,7 +21,7 @@ from support import assert_same_bits, fitted_quietly, guarded, low_rank_rows
 
 RULES = {"min_rows": 10, "min_sites": 2, "min_rows_per_direction": 0}  # some tables are tiny
 STRICT = Policy(allow=("robust",), **RULES)
-STRICT_SHOWING = Policy(allow=("robust",), gather=True, **RULES)
+STRICT_SHOWING = replace(STRICT, gather=True)
 
 
 def rows_by_site(n=120, d=12, noise=0.1, missing=0.0, apart=0, sizes=None, seed=0):
@@ -76,13 +76,14 @@ FEW_APART = {"exact, bound"}  # sites leave out fewer rows than the default min_
 def test_honest_runs_pass_under_a_strict_policy_with_the_same_bits(case):
     options, of_rows = CASES[case] if isinstance(CASES[case], tuple) else (CASES[case], {})
     options = {"n_components": 3, "random_state": 0} | options
+    words = ("robust", "auto") if options["n_components"] is None else ("robust",)
     least = 1 if case in FEW_APART else STRICT.min_count
     rows = rows_by_site(**of_rows)
     plain = fitted_quietly(RobustPCA(**options), Federation.local(guarded(rows, None)))
-    shows = replace(STRICT_SHOWING, min_count=least)
+    shows = replace(STRICT_SHOWING, allow=words, min_count=least)
     strict = fitted_quietly(RobustPCA(**options), Federation.local(guarded(rows, shows)))
     assert_same_bits(plain, strict, "mean_", "threshold_")
-    hides = replace(STRICT, min_count=least)
+    hides = replace(STRICT, allow=words, min_count=least)
     hidden = fitted_quietly(RobustPCA(**options), Federation.local(guarded(rows, hides)))
     assert hidden.components_.tobytes() == plain.components_.tobytes()
     assert hidden.sparse_share_ == {}
@@ -137,9 +138,9 @@ def test_a_run_goes_on_without_a_lost_site_under_a_policy(lost_in):
     ["column_names", "squares_present", "clipped_product", "residual_product", "count_scores"],
 )
 def test_a_killed_run_resumes_under_a_policy(after, tmp_path):
-    rows = rows_by_site()
+    rows, policy = rows_by_site(), replace(STRICT, allow=("robust", "auto"))
     options = {"max_components": 4, "random_state": 0}
-    whole = fitted_quietly(RobustPCA(**options), Federation.local(guarded(rows, STRICT)))
+    whole = fitted_quietly(RobustPCA(**options), Federation.local(guarded(rows, policy)))
     seen = []
 
     def crash(reply):
@@ -150,10 +151,10 @@ def test_a_killed_run_resumes_under_a_policy(after, tmp_path):
         return reply.answer
 
     journal = tmp_path / "run.journal"
-    engine = ScriptedEngine(guarded(rows, STRICT), crash, journal=journal)
+    engine = ScriptedEngine(guarded(rows, policy), crash, journal=journal)
     with pytest.raises(KeyboardInterrupt):
         fitted_quietly(RobustPCA(**options), Federation(engine, journal=journal))
-    engine = ScriptedEngine(guarded(rows, STRICT), journal=journal)
+    engine = ScriptedEngine(guarded(rows, policy), journal=journal)
     resumed = fitted_quietly(RobustPCA(**options), Federation(engine, journal=journal))
     assert resumed.components_.tobytes() == whole.components_.tobytes()
 

@@ -12,11 +12,11 @@ from fedpca.cli.options import Json, read_policy
 from fedpca.cli.requests import Folder, Name
 from fedpca.cli.terminal import show
 from fedpca.engines.default_locations import home
-from fedpca.errors import FileError, InputError, LedgerError
+from fedpca.errors import InputError, LedgerError
 from fedpca.privacy.gaussian import MAX_DELTA, MIN_DELTA
 from fedpca.site.policy import Policy
-from fedpca.site.privacy_budget import SUFFIX, Spent
-from fedpca.site.requests import file_stem
+from fedpca.site.privacy_budget import Spent
+from fedpca.site.store import PRIVACY
 
 
 def budget(
@@ -46,10 +46,7 @@ def budget(
         if not MIN_DELTA <= delta <= MAX_DELTA:
             raise InputError(f"--delta must be from {MIN_DELTA:g} to {MAX_DELTA:g}, got {delta:g}")
         path = _file_of(name, folder)
-        try:
-            spent = Spent.read(path)
-        except OSError as error:
-            raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        spent = Spent.read(path)
         if spent.problem:
             raise LedgerError(
                 f"{path}: {spent.problem}; the {len(spent.releases)} answers before this point are "
@@ -61,11 +58,9 @@ def budget(
 def _file_of(name: str | None, folder: Path | None) -> Path:
     """Return a site's budget file, found by name, by folder, or as the only one on this machine."""
     if name is not None:
-        return (folder or home() / "sites" / name) / f"{file_stem(name)}{SUFFIX}"
-    where, pattern = (
-        (home() / "sites", f"*/*{SUFFIX}") if folder is None else (folder, f"*{SUFFIX}")
-    )
-    found = sorted(where.glob(pattern))
+        return PRIVACY.path(folder or home() / "sites" / name, name)
+    where, pattern = folder or home() / "sites", PRIVACY.pattern
+    found = sorted(where.glob(f"*/{pattern}" if folder is None else pattern))
     if len(found) != 1:
         how_many = "no site has" if not found else f"{len(found)} sites have"
         raise InputError(

@@ -37,6 +37,7 @@ from fedpca.site.answer_log import AnswerLog, check_ledger, size
 from fedpca.site.guard import Keys
 from fedpca.site.policy import JOINING, Policy
 from fedpca.site.site import Site
+from fedpca.site.store import LEDGER
 from fedpca.solvers.catalogue import load_added_solvers
 
 ANSWER_TIMEOUT_S = 3600.0
@@ -174,7 +175,7 @@ def join(
             tell=tell,
         )
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
-        ledger = store / "ledger.jsonl"
+        ledger = LEDGER.path(store, site_name)
         check_ledger(ledger)
         tell(size(site.rows))
         for added, solver in load_added_solvers().items():

@@ -14,9 +14,8 @@ from fedpca.cli.terminal import show
 from fedpca.engines.default_locations import home
 from fedpca.errors import InputError, LedgerError
 from fedpca.facts import COUNT, TEXT, Fact, Section
-from fedpca.site.ledger_chain import check_chain, check_proof
-
-LEDGER = "ledger.jsonl"
+from fedpca.site.answer_log import check_chain, check_proof
+from fedpca.site.store import LEDGER
 
 ledger = typer.Typer(
     name="ledger",
@@ -98,8 +97,8 @@ def _ledger_of(site: str | None) -> Path:
     """Return the ledger that `fedpca join` writes for a site, or for the only site on this machine."""
     folder = home() / "sites"
     if site is not None:
-        return folder / site / LEDGER
-    found = sorted(folder.glob(f"*/{LEDGER}"))
+        return LEDGER.path(folder / site, site)
+    found = sorted(folder.glob(f"*/{LEDGER.pattern}"))
     if len(found) != 1:
         names = ", ".join(path.parent.name for path in found) or "none"
         raise InputError(

@@ -19,7 +19,7 @@ from fedpca.facts import COUNT, EPSILON, YES, Fact, Section
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
-from fedpca.site.guard import refusal_of
+from fedpca.site.gate import refusal_of
 from fedpca.site.policy import JOINING, Policy
 from fedpca.solvers.catalogue import load_added_solvers
 from fedpca.storage import atomic

@@ -13,8 +13,8 @@ from fedpca.cli.terminal import print_json, show
 from fedpca.engines.default_locations import home
 from fedpca.errors import InputError
 from fedpca.facts import as_plain
-from fedpca.site.requests import SUFFIX, Requests
-from fedpca.site.requests import requests_folder as folder_of
+from fedpca.site.requests import Requests
+from fedpca.site.store import REQUESTS
 
 Run = Annotated[str, typer.Argument(help="The run's name, or the beginning of it.")]
 Name = Annotated[
@@ -51,11 +51,9 @@ def requests(
 def requests_of(name: str | None, folder: Path | None) -> Requests:
     """Return the requests of a named site, of the site with a folder, or of the only site here."""
     if name is not None:
-        return Requests(folder_of(folder or home() / "sites" / name, name))
-    where, pattern = (
-        (home() / "sites", f"*/*{SUFFIX}") if folder is None else (folder, f"*{SUFFIX}")
-    )
-    found = sorted(where.glob(pattern))
+        return Requests(REQUESTS.path(folder or home() / "sites" / name, name))
+    where, pattern = folder or home() / "sites", REQUESTS.pattern
+    found = sorted(where.glob(f"*/{pattern}" if folder is None else pattern))
     if len(found) > 1:
         raise InputError(f"several sites keep requests in {where}; choose one with --name")
     if not found and not where.is_dir():

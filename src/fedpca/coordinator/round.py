@@ -118,10 +118,11 @@ class Round:
             dimensions = dict(self.dimensions)
             arrays = self._checked(message, name, dimensions)
             told = {} if self.masks is not None else self.question.told(arrays)
-            known = {word: each[name] for word, each in self.before.items() if name in each}
-            problem = contradiction(told, known) if told else None
-            if problem is not None:
-                raise MessageError(f"the answer {problem}")
+            if told:
+                known = {word: each[name] for word, each in self.before.items() if name in each}
+                problem = contradiction(told, known)
+                if problem is not None:
+                    raise MessageError(f"the answer {problem}")
         except FedpcaError as error:
             where = f"site {name!r}, round {self.number}, while {self.question.doing}"
             raise type(error)(printable(f"{where}: {error}", MAX_REASON_CHARS)) from None

@@ -98,16 +98,17 @@ def to_grid(values: Array, left: Array, right: Array, n_terms: float = 1.0) -> A
     if values.ndim == 1:
         values[...] = _one_by_one(values, left, right)
         return values
-    if not (left.all() and right.all()):
-        values[left == 0] = 0.0
-        values[:, right == 0] = 0.0
     if not values.size:
         return values
-    if not _are_ordinary(left, right):
-        values[...] = _one_by_one(values, left[:, None], right)
-        # sums of products that underflow would count the rows whose products do not
-        values[left[:, None] * right < LEAST_NORMS] = 0.0
-        return values
+    least, most = left.min() * right.min(), left.max() * right.max()
+    if not (least > LEAST_NORMS and most <= MOST_NORMS):
+        values[left == 0] = 0.0
+        values[:, right == 0] = 0.0
+        if not _are_ordinary(left, right):
+            values[...] = _one_by_one(values, left[:, None], right)
+            # sums of products that underflow would count the rows whose products do not
+            values[left[:, None] * right < LEAST_NORMS] = 0.0
+            return values
     if values.flags.c_contiguous:
         _round_in_place(values, left, right)
     elif values.T.flags.c_contiguous:
@@ -139,8 +140,6 @@ def _are_ordinary(left: Array, right: Array) -> bool:
     """Return whether no product of two norms, apart from zeros, comes near underflow or overflow."""
     if left.max() * right.max() > MOST_NORMS:
         return False
-    if left.min() * right.min() > LEAST_NORMS:
-        return True
     least = left[left > 0].min(initial=1.0) * right[right > 0].min(initial=1.0)
     return bool(least > LEAST_NORMS)
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from scipy.special import log_ndtr
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.protocol.parameters import check_number, check_whole
 from fedpca.protocol.plan import PRIVATE, RunPlan
 
 MIN_EPSILON, MAX_EPSILON, MIN_DELTA, MAX_DELTA = 1e-4, 1e6, 1e-15, 0.1
@@ -78,14 +78,11 @@ class Privacy:
 
     def __post_init__(self) -> None:
         if self.epsilon != math.inf:
-            _check_number("epsilon", self.epsilon, MIN_EPSILON, MAX_EPSILON)
-        _check_number("delta", self.delta, MIN_DELTA, MAX_DELTA)
-        _check_number("row_bound", self.row_bound, 1e-100, 1e100)
-        for name, least, most in (("n_silent", 0, 10**6), ("n_products", 1, MAX_ROUNDS)):
-            value = getattr(self, name)
-            is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-            if not is_whole or not least <= value <= most:
-                raise InputError(f"{name}={value!r} must be a whole number from {least} to {most}")
+            check_number("epsilon", self.epsilon, MIN_EPSILON, MAX_EPSILON)
+        check_number("delta", self.delta, MIN_DELTA, MAX_DELTA)
+        check_number("row_bound", self.row_bound, 1e-100, 1e100)
+        check_whole("n_silent", self.n_silent, 0, 10**6)
+        check_whole("n_products", self.n_products, 1, MAX_ROUNDS)
         plain = {name: float(getattr(self, name)) for name in ("epsilon", "delta", "row_bound")}
         plain |= {name: int(getattr(self, name)) for name in ("n_silent", "n_products")}
         for name, value in plain.items():  # a plan cannot hold numpy's numbers
@@ -183,12 +180,6 @@ def around_point(privacy: Privacy, d: int) -> Array:
             f"around has {len(point)} numbers for {d} features; use one number, or one for each feature"
         )
     return np.broadcast_to(point, d)
-
-
-def _check_number(name: str, value: Any, least: float, most: float) -> None:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not least <= float(value) <= most:
-        raise InputError(f"{name}={value!r} must be a number from {least:g} to {most:g}")
 
 
 def _checked_point(given: Any) -> float | tuple[float, ...]:

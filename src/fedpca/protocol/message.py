@@ -98,6 +98,12 @@ class Message:
         return hashlib.sha256(_header_text(header, self.arrays) + self.arrays_digest).digest()
 
     @cached_property
+    def question_header(self) -> Header:
+        """Return the header after checking that it is one of a question."""
+        check_header(self.header, QUESTION)
+        return self.header
+
+    @cached_property
     def arrays_digest(self) -> bytes:
         """Return the hash of the contents of the arrays."""
         digest = hashlib.sha256()
@@ -362,9 +368,9 @@ ANSWER = {
 
 def check_header(header: Header, declared: Mapping[str, Entry]) -> None:
     """Refuse a header that lacks an entry, or has one with an unexpected type or size; name it."""
-    for name, entry in declared.items():
-        if (name in header or not entry.is_optional) and not entry.is_valid(header.get(name)):
-            raise MessageError(f"{name!r} in the message's header must be {entry.words}")
+    for name, (is_valid, words, is_optional) in declared.items():
+        if not (is_valid(header[name]) if name in header else is_optional):
+            raise MessageError(f"{name!r} in the message's header must be {words}")
 
 
 def echo(asked: Header) -> Header:

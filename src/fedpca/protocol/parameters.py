@@ -1,4 +1,4 @@
-"""Check the numbers in a question's fields, so that a site can refuse what no program would ask.
+"""Check numbers: options, and those in a question's fields, which a site can so refuse.
 
 The declaration of a question's field may be followed by words that bound its numbers::
 
@@ -26,15 +26,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
 from fedpca.arrays import Array
+from fedpca.errors import InputError
 from fedpca.protocol.invariants import ROUNDING
 
 FIXED = "fixed"
 _WORDS = (FIXED, "orthonormal", "flag", "positive", "nonnegative")
 _COLUMNS, _ONE_OF, _BY = "columns ", "one of ", "orthonormal by "
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Refuse an option that is not a whole number within its bounds."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):
+        bounds = f" of at least {least}" if most is None else f" from {least} to {most}"
+        raise InputError(f"{name}={value!r} must be a whole number{bounds}")
+
+
+def check_number(name: str, value: Any, least: float, most: float) -> None:
+    """Refuse an option that is not a number within its bounds."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not least <= float(value) <= most:
+        raise InputError(f"{name}={value!r} must be a number from {least:g} to {most:g}")
 
 
 def check_asked_words(words: Sequence[str], field: str) -> None:

@@ -8,9 +8,11 @@ import itertools
 import numpy as np
 
 from fedpca.arrays import Array
+from fedpca.rows.gaps import has_gaps
 from fedpca.rows.in_memory import Block, Rows, is_sparse
 
 HASH_BYTES = 8  # of a row; among 10^6 rows, any two agree by chance with probability 3e-8
+PART_ENTRIES = 1 << 16  # copied at a time, so that they stay in cache
 
 
 class RowHasher:
@@ -27,11 +29,13 @@ class RowHasher:
         """Hash the next block of rows."""
         if self._order is not None:
             block = block[:, self._order]
-        for i, data in enumerate(_bytes_of_rows(block)):
-            hashed = hashlib.blake2b(data, digest_size=HASH_BYTES, key=self._secret)
-            if weights is not None:
-                hashed.update(weights[i].tobytes())
-            self._found.append(hashed.digest())
+        step = max(1, PART_ENTRIES // max(1, block.shape[1]))
+        for start in range(0, block.shape[0], step):
+            for i, data in enumerate(_bytes_of_rows(block[start : start + step]), start):
+                hashed = hashlib.blake2b(data, digest_size=HASH_BYTES, key=self._secret)
+                if weights is not None:
+                    hashed.update(weights[i].tobytes())
+                self._found.append(hashed.digest())
 
     @property
     def hashes(self) -> Array:
@@ -62,7 +66,7 @@ def _bytes_of_rows(block: Block) -> list[memoryview]:
     if not is_sparse(block):
         values = _one_form(block)
         width = values.shape[1] * values.itemsize
-        data = memoryview(values.tobytes())
+        data = values.reshape(-1).data.cast("B")
         return [data[i * width : (i + 1) * width] for i in range(values.shape[0])]
     part = block.copy()
     part.eliminate_zeros()
@@ -74,6 +78,7 @@ def _bytes_of_rows(block: Block) -> list[memoryview]:
 
 
 def _one_form(values: Array) -> Array:
-    values = np.asarray(values, np.float64) + 0.0  # turns -0 into 0, and copies
-    values[np.isnan(values)] = np.nan
+    values = np.add(values, 0.0, dtype=np.float64, order="C")  # turns -0 into 0, and copies
+    if has_gaps(values):
+        values[np.isnan(values)] = np.nan
     return values

@@ -14,6 +14,12 @@ A set S of rows has a direction to itself if the largest eigenvalue of ``H_SS`` 
 ``1 - H_ii`` by ``H_ij^2 / (1 - H_jj)``. So row j for which this is largest is left out, then the next
 one, and so on. This may miss a set if rows outside of it also have large leverages.
 
+**Cost.** Let r be the length of the longest row, in columns of length 1, and l the smallest eigenvalue
+of A'A in these columns. No leverage is larger than ``r^2 / l``. The pass that adds up A'A also bounds
+r (see `fedpca.rows.shares`), and one Cholesky factorization tells whether l is large enough. So rows
+that are many more than the columns are read only once. Otherwise, all leverages are computed. Sets are
+looked for only if some row could belong to one.
+
 **Gaps.** Whoever moves the means that fill gaps adds multiples of the columns' gaps, g, to the columns.
 So products of runs together are those of A with the columns g beside it. A column c that follows from
 others wherever it has a value, as a sum of them does, leaves ``fill - c`` on its gaps. A fill that all
@@ -33,6 +39,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg.blas import dtrmm
 
 from fedpca.arrays import Array
 from fedpca.rows.gaps import counting_blocks
@@ -46,6 +53,12 @@ ALONE = 1 - 1e-6
 MAX_TOGETHER = 8  # rows of a set; larger sets are not looked for
 MAX_FIRST = 2000  # rows with the largest leverages for which a set is looked for
 KEPT_BYTES = 64 << 20  # rows with the largest leverages that may be in a set
+# a leverage that is only bounded must be this share below a limit, and so must sums of entries of H
+MARGIN = 0.1
+ROUNDING = 1e-3  # by less than this, rounding changes a leverage
+# square of a length; if all directions are longer, a Cholesky factor gives leverages to 1e-7, and
+# costs less than eigenvectors
+LONG = 2.0**-20
 
 
 class Alone(NamedTuple):
@@ -105,73 +118,118 @@ def look_for_alone(
     columns = np.flatnonzero(shares.varies)
     if not columns.size:
         return found
-    norms = np.sqrt(shares.products.diagonal()[columns])
-    basis = _basis(rows, missing, shares, columns, norms)
-    rank = basis.shape[1]
+    n_together = min(m - 1, MAX_TOGETHER)
+    limit = (1 - MARGIN) * min(most, ALONE / max(1, n_together))
+    products = shares.products[np.ix_(columns, columns)]
+    norms = np.sqrt(products.diagonal())
+    correlations = products / norms / norms[:, None]
+    farthest = shares.farthest(columns, norms)
+    if _is_above(correlations, farthest / (limit - shares.of_weight)):
+        # no row has a leverage beyond the limit, and no column follows from others
+        return None if len(columns) > most_directions else found
+    basis = _basis(rows, missing, shares, columns, norms, correlations)
+    rank = basis.matrix.shape[1]
     if rank > most_directions:
         return None
-    n_together = min(m - 1, MAX_TOGETHER)
-    n_kept = max(n_together, KEPT_BYTES // (8 * (rank + 1)))
-    kept = np.zeros((0, rank + 1))
 
     def name(where: Array, scores: Array) -> None:
         """Mark the columns with at least half of the largest part in any of these directions."""
         for direction in scores:
-            part = np.abs(basis @ direction) * norms
+            part = np.abs(basis.matrix @ direction) * norms
             where[columns[part >= part.max() / 2]] = True
 
-    gram = np.zeros((rank + 1, rank + 1))  # of what is kept; the identity but for rounding
+    largest = 0.0
     for scores, of_weight in _scores(rows, missing, shares, columns, basis):
-        own = np.square(scores).sum(axis=1)
+        own = _squares(scores)
         name(found.of_row, scores[own > most * (1 - of_weight)])
-        if n_together > 1:
-            with_weight = np.column_stack([scores, np.sqrt(of_weight)])
-            gram += with_weight.T @ with_weight
-            kept = np.vstack([kept, with_weight])
-            if len(kept) > n_kept:
-                kept = kept[np.argpartition(-_squares(kept), n_kept)[:n_kept]]
+        largest = max(largest, float((own + of_weight).max(initial=0.0)))
     # without the rows of a set, there must be more rows than directions
-    if n_together > 1 and shares.n_rows - n_together > rank + 1:
-        # rounding in a direction of length 2^-40 would be seen in the sixth digit
-        kept = kept @ np.linalg.inv(np.linalg.cholesky(gram)).T
-        for direction in _sets(kept, n_together):
+    may_be_in_sets = n_together > 1 and largest > (1 - ROUNDING) * ALONE / n_together
+    if may_be_in_sets and shares.n_rows - n_together > rank + 1:
+        scores_again = _scores(rows, missing, shares, columns, basis)
+        for direction in _sets(_kept(scores_again, rank + 1, n_together), n_together):
             name(found.of_rows, direction[None, :rank])
     return found
 
 
-def _basis(rows: Rows, missing: int, shares: Shares, columns: Array, norms: Array) -> Array:
-    """Return the matrix that turns rows about their mean into columns of U, with ``U'U = I``."""
-    correlations = shares.products[np.ix_(columns, columns)] / norms / norms[:, None]
+class Basis(NamedTuple):
+    """The matrix that turns rows about their mean into rows of U, with ``U'U = I``."""
+
+    matrix: Array
+    is_triangular: bool  # an upper one
+
+
+def _basis(
+    rows: Rows, missing: int, shares: Shares, columns: Array, norms: Array, correlations: Array
+) -> Basis:
+    if _is_above(correlations, LONG):
+        root = np.linalg.inv(np.linalg.cholesky(correlations)).T
+        return Basis(np.triu(root) / norms[:, None], is_triangular=True)
     values, vectors = np.linalg.eigh(correlations)
-    basis = vectors / norms[:, None] / np.sqrt(np.maximum(values, SHORT))
+    basis = Basis(vectors / norms[:, None] / np.sqrt(np.maximum(values, SHORT)), False)
     if values[0] >= SHORT:
-        return np.asarray(basis)
+        return basis
     gram = np.zeros_like(correlations)
     for scores, _ in _scores(rows, missing, shares, columns, basis):
         gram += scores.T @ scores
     values, vectors = np.linalg.eigh(gram)
     stays = values >= SHORT
-    return np.asarray(basis @ (vectors[:, stays] / np.sqrt(values[stays])))
+    return Basis(basis.matrix @ (vectors[:, stays] / np.sqrt(values[stays])), False)
+
+
+def _is_above(matrix: Array, least: float) -> bool:
+    """Return whether all eigenvalues are above a number, which is positive; false if it is NaN."""
+    if not 0 < least < np.inf:
+        return False
+    try:
+        np.linalg.cholesky(matrix - least * np.eye(len(matrix)))
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 def _scores(
-    rows: Rows, missing: int, shares: Shares, columns: Array, basis: Array
+    rows: Rows, missing: int, shares: Shares, columns: Array, basis: Basis
 ) -> Iterator[tuple[Array, Array]]:
     """Yield the rows of U, and each row's share of the weight; gaps count as a typical value."""
     step = rows_per_block(rows.n_features)
+    chosen = slice(None) if len(columns) == rows.n_features else columns
     for block, weights in counting_blocks(rows, missing, shares.about):
         for start in range(0, block.shape[0], step):
             part = block[start : start + step]
             values = np.asarray(part.toarray() if is_sparse(part) else part, np.float64)
             each = np.ones(len(values)) if weights is None else weights[start : start + step]
-            centered = values[:, columns] - shares.filled_mean[columns]
-            yield (centered @ basis) * np.sqrt(each)[:, None], each / shares.weight
+            scores = np.subtract(values[:, chosen], shares.filled_mean[columns], order="C")
+            if basis.is_triangular:  # half of the work
+                scores = dtrmm(1.0, basis.matrix.T, scores.T, lower=1, overwrite_b=1).T
+            else:
+                scores = scores @ basis.matrix
+            if weights is not None:
+                scores *= np.sqrt(each)[:, None]
+            yield scores, each / shares.weight
+
+
+def _kept(scores: Iterator[tuple[Array, Array]], width: int, n_together: int) -> Array:
+    """Return the rows of a root of H that may be in a set: those with the largest leverages."""
+    n_kept = max(n_together, KEPT_BYTES // (8 * width))
+    gram = np.zeros((width, width))  # of all rows; the identity but for rounding
+    kept = np.zeros((0, width))
+    for own, of_weight in scores:
+        with_weight = np.column_stack([own, np.sqrt(of_weight)])
+        gram += with_weight.T @ with_weight
+        kept = np.vstack([kept, with_weight])
+        if len(kept) > n_kept:
+            kept = kept[np.argpartition(-_squares(kept), n_kept)[:n_kept]]
+    # rounding in a direction of length 2^-40 would be seen in the sixth digit
+    return np.asarray(kept @ np.linalg.inv(np.linalg.cholesky(gram)).T)
 
 
 def _sets(kept: Array, size: int) -> Iterator[Array]:
     """Yield the directions that some set of rows has to itself; rows are those of a root of H."""
     own = _squares(kept)
     first = np.flatnonzero(own > ALONE / size)
+    if not _may_be_in_sets(kept, first, size):
+        return
     first = first[np.argsort(-own[first])][:MAX_FIRST]
     step = max(1, KEPT_BYTES // (8 * max(len(kept), size * kept.shape[1])))
     for start in range(0, len(first), step):
@@ -180,6 +238,25 @@ def _sets(kept: Array, size: int) -> Iterator[Array]:
         values, vectors = np.linalg.eigh(together @ together.transpose(0, 2, 1))
         for i in np.flatnonzero(values[:, -1] > ALONE):
             yield vectors[i, :, -1] @ together[i]
+
+
+def _may_be_in_sets(kept: Array, first: Array, size: int) -> bool:
+    """Return false only if no set has a direction to itself, which is so for most tables.
+
+    The largest eigenvalue of H_SS is at most the sum of ``|H_ij|`` over j in S, for the row i of S with
+    the largest entry in the eigenvector. This row is among ``first``.
+    """
+    n_others = min(size - 1, len(kept) - 1)
+    step = max(1, KEPT_BYTES // (8 * max(1, len(kept))))
+    for start in range(0, len(first), step):
+        some = first[start : start + step]
+        links = np.abs(kept[some] @ kept.T)
+        own = links[np.arange(len(some)), some].copy()
+        links[np.arange(len(some)), some] = 0.0
+        others = np.partition(links, len(kept) - n_others, axis=1)[:, len(kept) - n_others :]
+        if (own + others.sum(axis=1) > 1 - MARGIN).any():
+            return True
+    return False
 
 
 def _partners(kept: Array, own: Array, some: Array, size: int) -> Array:

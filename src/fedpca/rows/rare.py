@@ -45,8 +45,8 @@ def look_for_few(rows: Rows, m: int, missing: int, gapped: Array | None = None) 
         return Few(
             rows.n_rows, names_at(rows, (differ > 0) & (differ < m)), names_at(rows, few_gaps)
         )
-    everywhere = _Usual(rows.n_features, m)
-    present = {int(j): _Usual(rows.n_features, m) for j in (() if gapped is None else gapped)}
+    everywhere = Usual(rows.n_features, m)
+    present = {int(j): Usual(rows.n_features, m) for j in (() if gapped is None else gapped)}
     for block, _ in weighted_blocks(rows):
         if missing == DROP and has_gaps(block):
             block = block[~rows_with_gaps(block)]
@@ -60,7 +60,7 @@ def look_for_few(rows: Rows, m: int, missing: int, gapped: Array | None = None) 
     return Few(everywhere.n_rows, names_at(rows, is_rare))
 
 
-class _Usual:
+class Usual:
     """Which columns of rows, which are added block by block, are rare."""
 
     def __init__(self, n_features: int, m: int) -> None:

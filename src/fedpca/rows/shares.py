@@ -20,6 +20,8 @@ from fedpca.rows.gaps import counting_blocks, has_gaps
 from fedpca.rows.in_memory import Block, Rows, is_sparse
 
 MAX_COLUMNS = 2000  # with more, products of all pairs of columns would take more than 32 MB
+# values added at a time, so that they stay in cache, and sparse rows take little memory
+PART_ENTRIES = 1 << 18
 _ROUNDING = 1e-13  # of a sum of squares, relative to the squares of the values themselves
 
 
@@ -30,7 +32,8 @@ class Shares:
     smallest or the largest value. With weights, the rows must be read a second time.
 
     If there are few columns, their products are added up too, for `fedpca.rows.leverages`. A gap then
-    counts as ``about``, the mean of the first rows.
+    counts as ``about``, the mean of the first rows. The variances of the first rows serve as units in
+    which each row's distance from ``about`` is measured.
     """
 
     def __init__(self, n_features: int) -> None:
@@ -42,6 +45,8 @@ class Shares:
         self._sums = np.zeros(
             (3, n_features)
         )  # of weights, values, and squares, relative to _about
+        self._unit: Array | None = None  # (d,), 1 over the variances of the first rows, or 0
+        self._farthest = 0.0  # the largest squared distance of a row from about, in these units
         self._low, self._high = np.full(n_features, np.inf), np.full(n_features, -np.inf)
         self.weight, self._largest_weight = 0.0, 0.0
         self.has_weights = False
@@ -49,11 +54,15 @@ class Shares:
     @np.errstate(invalid="ignore", divide="ignore", over="ignore")
     def add(self, block: Block, weights: Array | None) -> None:
         """Add the next block of rows."""
-        if not block.shape[0]:
-            return
-        values = np.asarray(block.toarray() if is_sparse(block) else block, np.float64)
-        each = np.ones(len(values)) if weights is None else weights
         self.has_weights |= weights is not None
+        step = max(1, PART_ENTRIES // max(1, block.shape[1]))
+        for start in range(0, block.shape[0], step):
+            part = block[start : start + step]
+            values = np.asarray(part.toarray() if is_sparse(part) else part, np.float64)
+            self._add(values, None if weights is None else weights[start : start + step])
+
+    def _add(self, values: Array, weights: Array | None) -> None:
+        each = np.ones(len(values)) if weights is None else weights
         self.n_rows += len(values)
         self.weight += float(each.sum())
         self._largest_weight = max(self._largest_weight, float(each.max()))
@@ -73,10 +82,15 @@ class Shares:
             counted = each @ present
             low = np.where(present, apart, np.inf).min(axis=0)
             high = np.where(present, apart, -np.inf).max(axis=0)
-        squares = np.einsum("i,ij,ij->j", each, apart, apart)
-        self._sums += np.array([counted, each @ apart, squares])
+        squares = np.square(apart)
+        sums = each @ squares
+        self._sums += np.array([counted, each @ apart, sums])
         np.minimum(self._low, low, out=self._low)
         np.maximum(self._high, high, out=self._high)
+        if self._unit is None:
+            self._unit = np.where(sums > 0, each.sum() / sums, 0.0)
+        distances = each * (squares @ self._unit)
+        self._farthest = float(np.maximum(self._farthest, distances.max()))  # NaN stays NaN
         if self._products is not None:
             part = apart if weights is None else np.sqrt(each)[:, None] * apart
             self._products += part.T @ part
@@ -102,6 +116,19 @@ class Shares:
         """Return the products of the columns about their means, with gaps filled, ``(d, d)``."""
         assert self._products is not None
         return self._products - np.outer(self._sums[1], self._sums[1] / self.weight)
+
+    @np.errstate(invalid="ignore", divide="ignore", over="ignore")
+    def farthest(self, columns: Array, norms: Array) -> float:
+        """Bound the square of a row of A in some columns, divided by their norms; NaN if unknown.
+
+        A row's distance from the mean is at most that from ``about`` and that between both.
+        """
+        assert self._unit is not None
+        stretch = (1 / (np.square(norms) * self._unit[columns])).max()
+        shift = np.linalg.norm(self._sums[1, columns] / self.weight / norms)
+        return float(
+            (np.sqrt(stretch * self._farthest) + np.sqrt(self._largest_weight) * shift) ** 2
+        )
 
     @property
     def varies(self) -> Array:

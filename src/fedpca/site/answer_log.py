@@ -1,7 +1,8 @@
 """Keep the site's own record of what it was asked and what it sent.
 
 The coordinator also keeps a ledger, but the site cannot check it. So the site keeps its own ledger on
-its own disk, and writes to it before each answer leaves. Each question gets one line of JSON::
+its own disk, and writes to it before each answer leaves. Each question gets one line of JSON, and the
+lines are chained (`fedpca.site.chained_lines`)::
 
     {"entry": 3, "time": "2026-11-15T12:00:00+00:00", "run": "1f..0", "round": 3,
      "question": "local_power_steps", "verb": "sum", "sites": 3,
@@ -13,8 +14,9 @@ its own disk, and writes to it before each answer leaves. Each question gets one
 ``values`` holds the parameters that are single numbers. In a run with secure sums, ``mask`` says how
 the answer is masked: ``{"Y": [64, 40]}`` means a ring of 64 bits and numbers multiplied by 2^40, and
 "bound" means that only the size of the numbers left the site, masked as well. ``digest_in`` is the
-SHA-256 of the question's bytes, and ``digest_out`` that of the answer's. `fedpca.site.ledger_chain`
-describes the chain.
+SHA-256 of the question's bytes, and ``digest_out`` that of the answer's. The coordinator keeps the head
+of each site's ledger in the run record. Comparing that head with the ledger shows whether the last
+lines were removed.
 """
 
 from __future__ import annotations
@@ -22,20 +24,21 @@ from __future__ import annotations
 import datetime
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedpca.arrays import Array
-from fedpca.errors import InputError, MessageError, SiteFailed
-from fedpca.protocol.message import Message, decode, encode
+from fedpca.errors import FileError, InputError, MessageError, SiteFailed
+from fedpca.protocol.message import QUESTION, Message, decode, encode
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 from fedpca.protocol.proof import NO_HEAD, SALT_BYTES, commitment, digest, statement
 from fedpca.rows.in_memory import Rows
-from fedpca.site.ledger_chain import append
+from fedpca.site.chained_lines import ChainCheck, add, opened, verified
 from fedpca.site.site import Site
+from fedpca.site.store import LEDGER
 from fedpca.site.time_limit import interrupted_after
 from fedpca.storage import atomic
 
@@ -110,15 +113,11 @@ class AnswerLog:
             "salt": salt,
         }
         try:
-            entry = append(self._path, entry)
-        except OSError as error:  # no answer may leave unrecorded
-            self._tell(
-                f"cannot write to {self._path}: {error.strerror}; no answers will leave until this is "
-                "fixed"
-            )
-            refusal = self._site.refusal(
-                asked.header, SiteFailed("the site cannot write to its ledger")
-            )
+            with opened(self._path, LEDGER) as file:
+                entry = add(file, entry, LEDGER)
+        except SiteFailed as error:  # no answer may leave unrecorded
+            self._tell(f"{error.__cause__}; no answers will leave until this is fixed")
+            refusal = self._site.refusal(asked.header, error)
             return Recorded(encode(refusal), digest_in, NO_HEAD, salt)
         self._tell(in_words(entry))
         return Recorded(data, digest_in, entry["chain"], salt)
@@ -128,9 +127,42 @@ def check_ledger(path: Path) -> None:
     """Refuse a ledger that cannot be written, because no answer may leave the site without it."""
     atomic.check_writable(path)
     try:
-        path.open("ab").close()
-    except OSError as error:
-        raise atomic.unwritable(path, error) from None
+        with opened(path, LEDGER):
+            pass
+    except SiteFailed as error:
+        raise FileError(str(error.__cause__)) from None
+
+
+def check_chain(path: Path) -> ChainCheck:
+    """Check the lines of a ledger up to the first that was changed, removed, or inserted."""
+    check = ChainCheck()
+    try:
+        for _ in verified(path, check, LEDGER):
+            pass
+    except FileNotFoundError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    return check
+
+
+def check_proof(path: Path, proof: Mapping[str, str]) -> tuple[int, str]:
+    """Return the number of the entry that a proof is for, and what is wrong with the entry.
+
+    ``proof`` is a site's entry in `RunRecord.proofs`. The number is 0 if the ledger has no such entry.
+    The text is empty if nothing is wrong.
+    """
+    for entry in verified(path, ChainCheck(), LEDGER):
+        if entry["chain"] != proof["head"]:
+            continue
+        number: int = entry["entry"]
+        if entry["digest_in"] != proof["digest_in"]:
+            return number, f"entry {number} records a different question than the run record"
+        if commitment(entry["salt"], entry["digest_out"]) != proof["commitment"]:
+            return number, f"entry {number} records a different answer than the run record"
+        return number, ""
+    return 0, (
+        f"no verified entry has the head {proof['head']} that is in the run record: the last lines "
+        "were removed, the chain was rewritten, or this is the ledger of a different site"
+    )
 
 
 def size(rows: Rows) -> str:
@@ -158,10 +190,7 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
     mask = {"mask": _mask(header["mask"])} if "mask" in header else {}
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "run": _brief(header.get("run")),
-        "round": _brief(header.get("round")),
-        "question": _brief(header.get("question")),
-        "verb": _brief(header.get("verb")),
+        **{name: _brief(header.get(name)) for name in ("run", "round", "question", "verb")},
         "sites": _brief(header.get("n_sites")),
         **mask,
         "came": {name: list(array.shape) for name, array in asked.arrays.items()},
@@ -175,14 +204,9 @@ def _entry(asked: Message, answered: Message) -> dict[str, Any]:
 
 def _mask(mask: Any) -> Any:
     """Return how a question wants its answer masked; cut any unexpected text short."""
-    rings = mask if isinstance(mask, dict) else {}
-    is_known = rings and all(
-        isinstance(ring, list) and len(ring) == 2 and all(isinstance(n, int) for n in ring)
-        for ring in rings.values()
-    )
-    if not is_known:
+    if not isinstance(mask, dict) or not QUESTION["mask"].is_valid(mask):
         return _brief(mask)
-    return {printable(name): ring for name, ring in list(rings.items())[:MAX_MASKED_FIELDS]}
+    return {printable(name): ring for name, ring in list(mask.items())[:MAX_MASKED_FIELDS]}
 
 
 def _plain(scalar: Array) -> Any:

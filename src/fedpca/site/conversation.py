@@ -13,7 +13,6 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,6 @@ from fedpca.arrays import Array, Arrays, Dimensions
 from fedpca.errors import (
     REPORTED_BY_SITES,
     FedpcaError,
-    FileError,
     InputError,
     MessageError,
     PolicyRefused,
@@ -30,22 +28,23 @@ from fedpca.errors import (
 )
 from fedpca.linalg.blas_threads import threads_for_entries
 from fedpca.protocol.message import (
-    QUESTION,
+    ECHOED,
     Checked,
     Header,
     Message,
-    check_header,
     compose,
     echo,
 )
 from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
 from fedpca.site.current_run import CurrentRun, read_only
+from fedpca.site.daily_limits import SET_ASIDE
 from fedpca.site.gate import Gate
 from fedpca.site.guard import UNDECLARED, Agreement, Keys
 from fedpca.site.guard import keep as keep_agreement
-from fedpca.site.memory import MEMORY_GONE, MemoryFile, Saved, recall, remember
+from fedpca.site.memory import MEMORY_GONE, Checkpoint, recall, remember
 from fedpca.site.privacy_budget import SESSION_BYTES, Session
+from fedpca.site.store import MEMORY
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -81,7 +80,6 @@ class Conversation:
         """
         with self._lock:
             try:
-                check_header(request.header, QUESTION)
                 return self._answer(request, keep)
             except tuple(REPORTED_BY_SITES.values()) as error:
                 return refusal(self._site.name, request.header, error)
@@ -92,7 +90,7 @@ class Conversation:
 
     def _answer(self, message: Message, keep: bool) -> Message:
         """Answer a question, a plan, or a request to agree on keys."""
-        header = message.header
+        header = message.question_header
         if header["question"] == DECLARE:
             return self._declare(message)
         if header["run"] != self.run.name:
@@ -102,7 +100,7 @@ class Conversation:
             return self._agree_on_keys(message)
         run, number = self.run, header["round"]
         reply = run.reply_to(number)
-        if reply is not None and not run.is_held(message):
+        if reply is not None and run.held_for(message) is None:
             return reply
         if number < run.round:
             raise MessageError(f"round {number} was requested after round {run.round}")
@@ -116,34 +114,38 @@ class Conversation:
         arrays, dimensions = self._checked(message, question)
         masks = run.masks_for(question, message, site)
         memory, before, asked = run.memory, run.memory_before(number), arrays
-        agreed = self.gate.check_step(before, question, header, arrays, dimensions.get("d", 0))
+        agreed = None
+        if not site.policy.is_open:
+            guard, d = self.gate.guard, dimensions["d"]
+            agreed = guard.check(before, question, header, arrays, d)
         # enough noise hides single rows, and nothing else takes the place of the rules about few rows
         is_hidden = question.spends is not None and site.policy.noise_hides_rows(run.plan)
-        if self.gate.leaves_out_few and question.reads_rows and not is_hidden:
+        if site.policy.protects_few and question.reads_rows and not is_hidden:
             gaps = run.treats_gaps(arrays)
-            self.gate.check_rows(site.source.rows, gaps, site.rows_record, site.rows)
-        self._spend_round(header)
+            self.gate.disclosure.check(site.source.rows, gaps, site.rows)
+        if site.policy.has_budget:
+            # a process that ends with the question could not use rounds that are set aside
+            self.gate.budget.spend(header["run"], SET_ASIDE if site.keeps_process else 1)
         try:
             run.memory = before if agreed is None else keep_agreement(before, agreed)
             if question.remembers:
                 run.memory = dict(run.memory)
                 # copy, because a view in memory would keep the whole request alive
                 arrays = {key: array.copy() for key, array in arrays.items()}
-            held = run.held_for(number, masks)
+            held = run.held_for(message)
             if held is not None:
                 answer, run.memory = held.answer, held.memory
-            elif masks is None:
-                answer = self._compute(question, arrays, dimensions)
             else:
-                answer = self._compute_or_fail_unseen(question, arrays, dimensions)
-            if held is None and answer:
-                gaps = run.treats_gaps(asked)
-                rows = site.source.rows
-                self.gate.check_directions(question, answer, rows, gaps, site.rows_record)
+                run.refuse_other_than_held()
+                compute = self._compute if masks is None else self._compute_or_fail_unseen
+                answer = compute(question, arrays, dimensions)
+                if answer and site.policy.protects_few:
+                    gaps, rows = run.treats_gaps(asked), site.source.rows
+                    self.gate.disclosure.count_directions(question, answer, rows, gaps)
             sent = answer if masks is None else masks.of(answer, arrays, dimensions)
-            reply = self._reply(header, {}, sent)
+            reply = self._reply(header, sent)
             if masks is not None and masks.is_size:
-                run.hold(number, masks, answer)
+                run.hold(message, answer)
                 run.memory = memory
                 return reply
             if masks is None and site.policy.is_open:
@@ -160,7 +162,7 @@ class Conversation:
         is_kept = keep or agreed is not None or question.spends is not None
         run.advance(number, before, reply if is_kept else None)
         if masks is not None and masks.tells_size and is_kept:
-            run.hold(number, masks, answer)
+            run.hold(message, answer)
         return reply
 
     def _checked(self, message: Message, question: Question) -> tuple[Arrays, Dimensions]:
@@ -175,10 +177,6 @@ class Conversation:
             return question.check_request(message.arrays, dimensions), dimensions
         checked = question.checked_request(message, self._site.rows.n_features)
         return checked.arrays, dict(checked.dimensions)
-
-    def _spend_round(self, header: Header) -> None:
-        """Count a round of a run against the budget of the policy, if there is one."""
-        self.gate.spend_round(str(header["run"]), keeps_process=self._site.keeps_process)
 
     def _compute(self, question: Question, arrays: Arrays, dimensions: Dimensions) -> Arrays:
         """Return the checked answer to a question."""
@@ -238,7 +236,7 @@ class Conversation:
         kept = dict(self.run.memory)
         remember(kept, keys)
         self.run.memory = read_only(kept)
-        reply = self._reply(header, {}, {})
+        reply = self._reply(header, {})
         if self.run.round == 0:  # otherwise, the file of a later round has them already
             self._save(0, reply)
         return reply
@@ -264,8 +262,8 @@ class Conversation:
                 self._ended.remove(run)  # the run waited for other sites, and begins only now
             self._enter(run, last, is_declared=True, has_keys=needs_plan)
         if not needs_plan:
-            return self._reply(header, {}, {})
-        return self._begin_plan(header, plan, self.gate.admit(self.run.memory, run, plan))
+            return self._reply(header, {})
+        return self._begin_plan(header, plan, self.gate.admit(self.run.memory, plan))
 
     def _begin_plan(self, header: Header, plan: RunPlan, agreed: Agreement) -> Message:
         """Remember the agreement, and offer a key if the plan asks for secure sums."""
@@ -282,14 +280,14 @@ class Conversation:
                 remember(kept, MaskKeys.new(header["run"], plan, self._keys))
             offer = {"offer": recall(kept, MaskKeys).offer}
         self.run.memory = read_only(kept)
-        reply = self._reply(header, {}, offer)
+        reply = self._reply(header, offer)
         if is_new:
             self._save(0, reply)
         return reply
 
-    def _reply(self, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
+    def _reply(self, asked: Header, arrays: Mapping[str, Array]) -> Message:
         """Compose a reply whose header repeats the run, round, and question."""
-        return _reply(self._site.name, asked, more, arrays)
+        return compose({**{name: asked[name] for name in ECHOED}, "site": self._site.name}, arrays)
 
     def _enter(
         self, run: str, last: int, *, is_declared: bool = False, has_keys: bool = False
@@ -306,7 +304,9 @@ class Conversation:
             raise MessageError("this run is over because a newer run has started at this site")
         files = self._site.source.files_now()
         is_saved = last or has_keys or not self._site.policy.is_open
-        saved = self._load(run, files) if is_saved else None
+        path, saved = self._site.file(MEMORY), None
+        if path is not None and is_saved:
+            saved = Checkpoint.load(path, run, self._site.source.fingerprint_of(files))
         if (0 if saved is None else saved.round) < last:
             raise MessageError(
                 f"this question needs the memory from round {last}, which the site does not have; "
@@ -315,32 +315,18 @@ class Conversation:
         if saved is None and not is_declared and not self._site.policy.is_open:
             raise PolicyRefused(UNDECLARED)  # the site stays in its current run
         self._site.reopen(files)
-        if saved is None:
-            self.gate.start_over()
+        if saved is None and self._site.policy.has_budget:
+            self.gate.budget.start_over()
         if self.run.name is not None:
             self._ended.append(self.run.name)
-        self.run = CurrentRun.begin(run, saved)
+        self.run = CurrentRun.resume(saved or Checkpoint(run, 0, {}))
 
-    def _save(self, round_number: int, reply: Message) -> None:
+    def _save(self, number: int, reply: Message) -> None:
         """Save the site's memory and the answer before the answer leaves."""
-        path = self._site.file(".memory")
+        path = self._site.file(MEMORY)
         if path is not None:
-            saved = Saved(round_number, reply, self.run.memory)
             rows = self._site.source.fingerprint_of(self._site.source.files)
-            try:
-                MemoryFile(path).save(str(self.run.name), rows, saved)
-            except (FileError, OSError) as error:
-                log.error("site %s cannot save its memory: %s", self._site.name, error)
-                raise SiteFailed(
-                    "the site cannot save its memory; free up disk space at the site"
-                ) from None
-
-    def _load(self, run: str, files: Mapping[Path, str]) -> Saved | None:
-        """Return what an earlier process saved for this run, or None."""
-        path = self._site.file(".memory")
-        if path is None:
-            return None
-        return MemoryFile(path).load(run, self._site.source.fingerprint_of(files))
+            Checkpoint(str(self.run.name), number, self.run.memory, reply).save(path, rows)
 
 
 def refusal(site: str, asked: Header, error: FedpcaError) -> Message:
@@ -348,8 +334,5 @@ def refusal(site: str, asked: Header, error: FedpcaError) -> Message:
     # report the nearest base class that the coordinator recognizes
     kinds = [k for k in type(error).__mro__ if k.__name__ in REPORTED_BY_SITES]
     kind = kinds[0] if kinds else SiteFailed  # a FileError, for example, concerns only the site
-    return _reply(site, asked, {"error": kind.__name__, "text": str(error)}, {})
-
-
-def _reply(site: str, asked: Header, more: Header, arrays: Mapping[str, Array]) -> Message:
-    return compose({**echo(asked), "site": site, **more}, arrays)
+    header = {**echo(asked), "site": site, "error": kind.__name__, "text": str(error)}
+    return compose(header, {})

@@ -20,7 +20,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 from fedpca.rows.gaps import ERROR, MISSING
 from fedpca.site.guard import UNDECLARED, Agreement
-from fedpca.site.memory import Saved, recall, remembers
+from fedpca.site.memory import Checkpoint, recall, remembers
 
 if TYPE_CHECKING:
     from fedpca.site.masking import AnswerMasks, MaskSecrets
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 
 Memory = dict[str, Array]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """How far a site has come in a run; a copy of the site can continue from there."""
-
-    run: str
-    round: int  # the last round that was answered
-    memory: Arrays
 
 
 @dataclass(frozen=True)
@@ -67,18 +58,12 @@ class CurrentRun:
         self._memory_before = self.memory
 
     @classmethod
-    def begin(cls, name: str, saved: Saved | None) -> CurrentRun:
-        """Return a run with empty memory, or with the memory that an earlier process saved."""
-        if saved is None:
-            return cls(name)
-        return cls(name, read_only(saved.memory), saved.round, saved.reply)
-
-    @classmethod
     def resume(cls, checkpoint: Checkpoint | None) -> CurrentRun:
         """Return the run at a checkpoint, or no run yet."""
         if checkpoint is None:
             return cls()
-        return cls(checkpoint.run, read_only(checkpoint.memory), checkpoint.round)
+        memory = read_only(checkpoint.memory)
+        return cls(checkpoint.run, memory, checkpoint.round, checkpoint.reply)
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -131,37 +116,32 @@ class CurrentRun:
             )
         return AnswerMasks.asked_for(question, request, site.name, self._secrets)
 
-    def held_for(self, number: int, masks: AnswerMasks | None) -> Held | None:
+    def held_for(self, request: Message) -> Held | None:
         """Return the answer to this very question if the site has told its size, else None.
 
-        A coordinator that asks for the size of an answer must then ask for the answer itself.
-        Otherwise, sizes would tell of more answers than the plan allows. The answer may be asked for
-        in several rings, each of which shows the same total.
+        The answer may be asked for in several rings, each of which shows the same total.
         """
         held = self._held
-        if held is None:
+        if held is None or held.round != request.header["round"]:
             return None
-        if held.round == number and masks is not None and held.key == masks.key:
-            return held
-        if held.round > self.round:
+        return held if held.key == request.digest_without("mask") else None
+
+    def refuse_other_than_held(self) -> None:
+        """Refuse to answer if the size of a different answer was told, but the answer not asked for.
+
+        Otherwise, sizes would tell of more answers than the plan allows.
+        """
+        held = self._held
+        if held is not None and held.round > self.round:
             raise PolicyRefused(
                 f"round {held.round} asked for the size of a different answer before; it must "
                 "first ask for that answer itself"
             )
-        return None
 
-    def hold(self, number: int, masks: AnswerMasks, answer: Arrays) -> None:
+    def hold(self, request: Message, answer: Arrays) -> None:
         """Keep an answer whose size is told, and the memory after it, until the next round."""
-        self._held = Held(number, masks.key, answer, self.memory)
-
-    def is_held(self, request: Message) -> bool:
-        """Return whether this very question was answered before, and its answer is still there."""
-        held = self._held
-        return (
-            held is not None
-            and held.round == request.header["round"]
-            and held.key == request.digest_without("mask")
-        )
+        key = request.digest_without("mask")
+        self._held = Held(request.header["round"], key, answer, self.memory)
 
     def advance(self, number: int, before: Memory, reply: Message | None) -> None:
         """Count a round as answered; call this when nothing can go wrong with it anymore."""

@@ -10,18 +10,13 @@ are set aside, and then used up. Rounds that are still set aside when the proces
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from fedpca.errors import FileError, InputError, PolicyRefused, SiteFailed
+from fedpca.errors import PolicyRefused
 from fedpca.site.policy import Policy
-from fedpca.storage import atomic
-
-log = logging.getLogger("fedpca.site")
+from fedpca.site.store import Kept
 
 DAY_MINUTES = 24 * 60
 SET_ASIDE = 50  # rounds that are set aside each time the file is written
@@ -33,9 +28,9 @@ Counts = dict[int, list[int]]  # runs and rounds, by minute
 class Budget:
     """The runs and rounds that a site has answered in the last 24 hours, and their limits."""
 
-    def __init__(self, policy: Policy, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, policy: Policy, file: Kept, clock: Callable[[], float] = time.time) -> None:
         self._max_runs, self._max_rounds = policy.max_runs_per_day, policy.max_rounds_per_day
-        self._clock = clock
+        self._file, self._clock = file, clock
         self._counted: Counts | None = None
         self._latest = 0  # the latest minute that was seen
         self._run: str | None = None  # the run that was counted last
@@ -46,24 +41,22 @@ class Budget:
         """Count the next run as a new one, even if it has the same name as the last one."""
         self._starts_over = True
 
-    def spend(self, run: str, path: Path | None, set_aside: int = SET_ASIDE) -> None:
+    def spend(self, run: str, set_aside: int = SET_ASIDE) -> None:
         """Count a round of a run, and the run if it is new; refuse if the budget is spent.
 
         ``set_aside`` is the number of rounds to set aside each time the file is written.
         """
-        if self._max_runs is None and self._max_rounds is None:
-            return
         if self._counted is None:
-            self._counted = self._load(path)
+            self._counted = self._load()
         if self._starts_over:
             self._starts_over, self._run = False, None
         self._latest = max(self._latest, int(self._clock() // 60))
         if run == self._run and self._aside and self._latest < self._aside_at + MAX_ASIDE_MINUTES:
             self._aside -= 1
             return
-        self._set_aside(run, self._counted, path, set_aside)
+        self._set_aside(run, self._counted, set_aside)
 
-    def _set_aside(self, run: str, counted: Counts, path: Path | None, granted: int) -> None:
+    def _set_aside(self, run: str, counted: Counts, granted: int) -> None:
         """Set rounds aside for a run, count them in the file, and use the first of them."""
         now, is_new = self._latest, run != self._run
         counts = {m: list(n) for m, n in counted.items()}
@@ -72,18 +65,20 @@ class Budget:
         counts = {m: n for m, n in counts.items() if m > now - DAY_MINUTES}
         n_runs, n_rounds = (sum(each[i] for each in counts.values()) for i in (0, 1))
         if is_new:
-            refuse_spent("runs", n_runs, self._max_runs, path)
-        refuse_spent("rounds", n_rounds, self._max_rounds, path)
+            refuse_spent("runs", n_runs, self._max_runs, self._file.path)
+        refuse_spent("rounds", n_rounds, self._max_rounds, self._file.path)
         if self._max_rounds is not None:
             granted = min(granted, self._max_rounds - n_rounds)
         runs, rounds = counts.get(now, (0, 0))
         counts[now] = [runs + is_new, rounds + granted]
-        _save(path, {"latest": now, "run": run, "counted": counts})
+        self._file.write({"latest": now, "run": run, "counted": counts}, {})
         self._counted, self._run = counts, run
         self._aside, self._aside_at = granted - 1, now
 
-    def _load(self, path: Path | None) -> Counts:
-        kept = _read(path)
+    def _load(self) -> Counts:
+        kept = self._file.read(lambda message: message.header)
+        if kept is None:
+            return {}
         self._latest, self._run = kept["latest"], kept["run"]
         return {int(minute): list(counts) for minute, counts in kept["counted"].items()}
 
@@ -96,48 +91,3 @@ def refuse_spent(kind: str, used: int, limit: int | None, path: Path | None) -> 
             f"the site has answered {limit:,} {kind} in 24 hours, which is the limit that its policy's "
             f"max_{kind}_per_day sets{where}; wait, or ask the site to raise the limit"
         )
-
-
-def _read(path: Path | None) -> dict[str, Any]:
-    """Return the counts in a file; if there is no file, there are no counts."""
-    try:
-        if path is None:
-            raise FileNotFoundError
-        kept = json.loads(path.read_bytes())
-        is_sound = (
-            isinstance(kept["latest"], int)
-            and isinstance(kept["run"], str)
-            and all(
-                len([int(n) for n in (m, *counts)]) == 3 for m, counts in kept["counted"].items()
-            )
-        )
-    except FileNotFoundError:
-        return {"latest": 0, "run": None, "counted": {}}
-    except OSError as error:
-        raise InputError(
-            f"{path}, the site's budget, cannot be read: {error.strerror}; the site must fix this"
-        ) from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        is_sound = False
-    if not is_sound:
-        assert path is not None
-        raise InputError(
-            f"{path.name}, the site's budget, is damaged; the site must restore the file, or delete it "
-            "to start counting from zero"
-        )
-    return dict(kept)
-
-
-def _save(path: Path | None, kept: dict[str, Any]) -> None:
-    """Save the counts of runs and rounds before the answer leaves."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with atomic.writing(path, private=True) as temporary:
-            temporary.write_text(json.dumps(kept))
-    except (FileError, OSError) as error:
-        log.error("the site's budget cannot be written: %s", error)
-        raise SiteFailed(
-            "the site cannot record its budget; free up disk space at the site"
-        ) from None

@@ -29,13 +29,14 @@ A refusal may name columns and bounds, but never tells how many of these rows th
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
+from fedpca.linalg.blas_threads import threads_for_entries
+from fedpca.protocol.question import Question
 from fedpca.rows.columns import some_of
 from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns
 from fedpca.rows.gaps import DROP, ERROR, MEAN, are_counted
@@ -43,33 +44,39 @@ from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.hashes import RowHasher
 from fedpca.rows.in_memory import Rows, weighted_blocks
 from fedpca.rows.leverages import WithGaps, look_for_alone
-from fedpca.rows.rare import Few, look_for_few, names_at
+from fedpca.rows.rare import Few, Usual, look_for_few, names_at
 from fedpca.rows.shares import MAX_COLUMNS, Shares, shares_of, shares_of_counts
 from fedpca.site import rows_record
-from fedpca.site.directions import digest_of
+from fedpca.site.directions import digest_of, directions_in
 from fedpca.site.policy import Policy
+from fedpca.site.store import Kept
 
 MAX_NAMES = 50  # names of rare columns in a message
 SECRET_BYTES = 32
 # names of the arrays in the record of rows that are about answers
 DIRECTIONS, ANSWERS = "directions", "answers"
+SECRET = "secret"  # with which rows and answers are hashed
 
 
 class Seen(NamedTuple):
     """What one pass over the rows finds out; rows are in the order in which they were read."""
 
     hashes: Array | None  # (n,), if rows are compared with those of the last run
+    secret: bytes  # with which rows were hashed
     gaps: GapFlags  # none for genotypes
     shares: Shares | None  # if the policy limits shares
+    usual: Usual | None  # none for genotypes
 
 
 class Disclosure:
-    """The checks of a site's rows; they read the rows once each time the files are opened."""
+    """The checks of a site's rows; they read the rows once each time the files are opened.
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        # directions that answers have shown, if no file records them; they count until the site ends
-        self._shown: Arrays = {}
+    ``record`` keeps the rows of the last run, and what answers have shown. It has no path if the rows
+    cannot change, or the site keeps no files. What answers have shown then counts until the site ends.
+    """
+
+    def __init__(self, policy: Policy, record: Kept) -> None:
+        self._policy, self._record = policy, record
         self._n_shown = 0  # the number of directions last counted, so that no file need be read
         self._begin(None)
 
@@ -85,12 +92,13 @@ class Disclosure:
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._seen: Seen | None = None
 
-    def look(self, rows: Rows, path: Path | None) -> None:
+    def look(self, rows: Rows) -> None:
         """Check rows as soon as they are opened, so that the first run does not have to wait."""
         if rows is not self._rows:
             self._begin(rows)
-        if path is not None and self._policy.least_change > 1:
-            self._see(rows, rows_record.read(path)[0], hashes=True)
+        if self._record.path is not None and self._policy.least_change > 1:
+            self._recorded()
+            self._see(rows, hashes=True)
             self._gapped_columns(rows)
         self._few_of(rows, ERROR)
         if self._policy.max_share is not None and not isinstance(rows, GenotypeRows):
@@ -102,12 +110,11 @@ class Disclosure:
             self._begin(rows)
         return self._few_of(rows, missing)
 
-    def check(self, rows: Rows, missing: int, path: Path | None, used: Rows | None = None) -> None:
+    def check(self, rows: Rows, missing: int, used: Rows | None = None) -> None:
         """Refuse rows if the policy does not let their sums leave the site, and name the rule.
 
-        ``missing`` says what happens to gaps. ``path`` is the site's record of the rows in its last
-        run, or None if the rows cannot change or the site keeps no files. If the run does not use all
-        columns, ``used`` has only those that it uses. Changes are looked for in all columns.
+        ``missing`` says what happens to gaps. If the run does not use all columns, ``used`` has only
+        those that it uses. Changes are looked for in all columns.
         """
         if rows is not self._rows:
             self._begin(rows)
@@ -115,12 +122,13 @@ class Disclosure:
         reason = self._reason_against(rows, used, missing)
         if reason is not None:
             raise PolicyRefused(reason)
-        if path is not None and self._policy.least_change > 1 and not self._is_compared:
-            self._compare(rows, path)
+        is_due = self._record.path is not None and self._policy.least_change > 1
+        if is_due and not self._is_compared:
+            self._compare(rows)
             self._is_compared = True
 
     def count_directions(
-        self, rows: Rows, missing: int, path: Path | None, n_shown: int, answer: Arrays
+        self, question: Question, answer: Arrays, rows: Rows, missing: int
     ) -> None:
         """Refuse an answer if all answers together would show too many directions; else count it.
 
@@ -129,22 +137,23 @@ class Disclosure:
         because columns may be added later. The refusal does not tell how many rows there are.
         """
         least = self._policy.min_rows_per_direction
-        if not least or not n_shown:
+        n_shown = directions_in(question, answer) if least else 0
+        if not n_shown:
             return
         n_rows = rows.n_rows
         if missing == DROP and not isinstance(rows, GenotypeRows):
-            n_rows = self._see(rows, None).gaps.n_whole
+            n_rows = self._see(rows).gaps.n_whole
         most, d = n_rows // least, rows.n_features
         if d <= most and self._n_shown >= d:
             return
-        secret, kept = (self._secret, self._shown) if path is None else rows_record.read(path)
-        self._secret = secret or self._secret
+        kept = self._recorded()
         answers = kept.get(ANSWERS, np.zeros(0, np.int64))
-        digest = digest_of(answer, b"" if path is None else self._secret)
+        digest = digest_of(answer, self._secret)
         if digest in answers:  # an answer that is asked for again shows nothing new
             return
         total = min(int(kept.get(DIRECTIONS, np.zeros(1, np.int64))[0]) + n_shown, d)
         if total > most:
+            path = self._record.path
             way_out = "" if path is None else f", or delete {path.name} in its folder"
             raise PolicyRefused(
                 "all answers about the site's rows together may show them in one direction for every "
@@ -155,10 +164,17 @@ class Disclosure:
             )
         self._n_shown = total
         shown = {DIRECTIONS: np.array([total]), ANSWERS: np.append(answers, np.int64(digest))}
-        if path is None:
-            self._shown = shown
-        else:
-            rows_record.write(path, self._secret, {**kept, **shown})
+        self._write({**kept, **shown})
+
+    def _recorded(self) -> Arrays:
+        """Return what the record holds, and hash with its secret from now on."""
+        # a record without its secret is damaged
+        kept = self._record.read(lambda found: {SECRET: found.arrays[SECRET], **found.arrays}) or {}
+        self._secret = kept.pop(SECRET).tobytes() if kept else self._secret
+        return kept
+
+    def _write(self, kept: Arrays) -> None:
+        self._record.write({}, {**kept, SECRET: np.frombuffer(self._secret, np.uint8)})
 
     def _few_of(self, rows: Rows, missing: int) -> Few:
         if self._policy.min_count == 1:
@@ -167,7 +183,12 @@ class Disclosure:
             self._used, self._few, self._large = rows, {}, {}
         if missing not in self._few:
             gapped = self._one_of_each(rows) if missing == MEAN else None
-            self._few[missing] = look_for_few(rows, self._policy.min_count, missing, gapped)
+            seen = self._seen if rows is self._rows and missing == ERROR else None
+            if seen is not None and seen.usual is not None:
+                few = Few(seen.usual.n_rows, names_at(rows, seen.usual.is_rare))
+            else:
+                few = look_for_few(rows, self._policy.min_count, missing, gapped)
+            self._few[missing] = few
         return self._few[missing]
 
     def _reason_against(self, rows: Rows, used: Rows, missing: int) -> str | None:
@@ -183,7 +204,8 @@ class Disclosure:
         fills = missing == MEAN and self._one_of_each(rows).size > 0
         kind = missing if missing == DROP or fills else ERROR
         if kind not in self._large:
-            self._large[kind] = self._reason_against_shares(rows, used, kind)
+            with threads_for_entries(0):  # all products are of small blocks
+                self._large[kind] = self._reason_against_shares(rows, used, kind)
         return self._large[kind]
 
     def _reason_against_gaps(self, rows: Rows, used: Rows, missing: int) -> str | None:
@@ -212,7 +234,7 @@ class Disclosure:
         if isinstance(rows, GenotypeRows) or least == 1:
             return []
         if self._gapped is None:
-            columns, flags = gaps = self._see(rows, None).gaps
+            columns, flags = gaps = self._see(rows).gaps
             few = few_columns(flags, least, n_features=rows.n_features, drops=gaps.n_whole >= least)
             chosen = np.zeros(rows.n_features, bool)
             chosen[columns[few]] = True
@@ -223,7 +245,7 @@ class Disclosure:
         """Return one column of each pattern of gaps; none of genotypes, whose gaps are counted."""
         if self._patterns is None:
             self._patterns = np.zeros(0, int)
-            gaps = None if isinstance(rows, GenotypeRows) else self._see(rows, None).gaps
+            gaps = None if isinstance(rows, GenotypeRows) else self._see(rows).gaps
             if gaps is not None and gaps.columns.size:
                 first = np.unique(gaps.flags, axis=1, return_index=True)[1]
                 self._patterns = gaps.columns[first]
@@ -239,7 +261,7 @@ class Disclosure:
         else:
             gapped = self._one_of_each(rows) if missing == MEAN else np.zeros(0, int)
             missing = DROP if missing == DROP else MEAN
-            shares = self._see(rows, None).shares if used is rows and missing == MEAN else None
+            shares = self._see(rows).shares if used is rows and missing == MEAN else None
             shares = shares_of(used, missing) if shares is None else shares
             if shares.has_weights and shares.of_weight > most:
                 return f"one row has a larger share of the weight than {rule}; use other weights"
@@ -273,45 +295,46 @@ class Disclosure:
             )
         return None
 
-    def _see(self, rows: Rows, secret: bytes | None, *, hashes: bool = False) -> Seen:
+    def _see(self, rows: Rows, *, hashes: bool = False) -> Seen:
         """Return what one pass over the rows finds out; read them again only if that is not enough."""
         seen = self._seen
-        is_other = secret is not None and secret != self._secret
-        if seen is None or (hashes and (seen.hashes is None or is_other)):
-            self._secret = secret or self._secret
-            n = rows.n_features
-            gaps = RowGaps(n if not isinstance(rows, GenotypeRows) else 0)
-            is_limited = self._policy.max_share is not None and not isinstance(rows, GenotypeRows)
-            shares = Shares(n) if is_limited else None
+        if seen is None or (hashes and (seen.hashes is None or seen.secret != self._secret)):
+            n, is_table = rows.n_features, not isinstance(rows, GenotypeRows)
+            gaps = RowGaps(n if is_table else 0)
+            shares = Shares(n) if is_table and self._policy.max_share is not None else None
+            usual = Usual(n, self._policy.min_count) if is_table else None
             hasher = RowHasher(rows, self._secret) if hashes else None
             for block, weights in weighted_blocks(rows):
                 if hasher is not None:
                     hasher.add(block, weights)
-                if not isinstance(rows, GenotypeRows):
+                if is_table:
                     gaps.add(block)
+                if usual is not None and not usual.is_settled:
+                    usual.add(block)
                 if shares is not None:
                     shares.add(block, weights)
             found = None if hasher is None else hasher.hashes
-            self._seen = seen = Seen(found, gaps.flags(), shares)
+            self._seen = seen = Seen(found, self._secret, gaps.flags(), shares, usual)
         return seen
 
-    def _record_of(self, rows: Rows, secret: bytes | None) -> rows_record.Recorded:
-        seen = self._see(rows, secret, hashes=True)
+    def _record_of(self, rows: Rows) -> rows_record.LastRows:
+        seen = self._see(rows, hashes=True)
         assert seen.hashes is not None
         order = np.argsort(seen.hashes, kind="stable")
         hashes = seen.hashes[order]
         columns, flags = seen.gaps
         if not columns.size:
-            return rows_record.Recorded(hashes, seen.gaps)
+            return rows_record.LastRows(hashes, seen.gaps)
         if rows.features is not None:
             columns = np.argsort(np.argsort(np.array(rows.features)))[columns]
         by_name = np.argsort(columns)
-        return rows_record.Recorded(hashes, GapFlags(columns[by_name], flags[order][:, by_name]))
+        return rows_record.LastRows(hashes, GapFlags(columns[by_name], flags[order][:, by_name]))
 
-    def _compare(self, rows: Rows, path: Path) -> None:
+    def _compare(self, rows: Rows) -> None:
         """Refuse rows if too few have changed since the last run; otherwise, record the rows."""
-        secret, kept = rows_record.read(path)
-        now = self._record_of(rows, secret)
+        kept = self._recorded()
+        now, path = self._record_of(rows), self._record.path
+        assert path is not None
         before = rows_record.recorded(kept)
         least = self._policy.least_change
         if before is not None and rows_record.has_few_changed(before, now, least):
@@ -329,7 +352,7 @@ class Disclosure:
             for name, array in record.items()
         ):
             others = {name: array for name, array in kept.items() if name in (DIRECTIONS, ANSWERS)}
-            rows_record.write(path, self._secret, {**others, **record})
+            self._write({**others, **record})
 
 
 def reason_against(few: Few, min_count: int) -> str | None:

@@ -13,63 +13,136 @@ of these rules apply, except those for private runs.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from fedpca.arrays import Array, Arrays
-from fedpca.errors import FileError, PolicyRefused, SiteFailed
+from fedpca.arrays import Array
+from fedpca.errors import PolicyRefused
 from fedpca.protocol.message import Header
-from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.plan import NO_KEY, RunPlan
+from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
-from fedpca.rows.in_memory import Rows
-from fedpca.site.daily_limits import SET_ASIDE, Budget
-from fedpca.site.directions import directions_in
+from fedpca.protocol.script import find_script
+from fedpca.site.daily_limits import Budget
 from fedpca.site.disclosure import Disclosure
 from fedpca.site.guard import Agreement, Guard, Keys, agreement_to
+from fedpca.site.memory import recall, remembers
 from fedpca.site.policy import Policy
-from fedpca.site.privacy_budget import SUFFIX, PrivacyBudget, Release, Session
-from fedpca.site.requests import Requests, requests_folder
-
-log = logging.getLogger("fedpca.site")
+from fedpca.site.privacy_budget import PrivacyBudget, Release, Session
+from fedpca.site.requests import Requests
+from fedpca.site.store import BUDGET, PRIVACY, REQUESTS, ROWS, Kept, Kind
 
 
 class Gate:
     """The rules of a site's policy, applied to plans, questions, rows, and answers.
 
-    ``file`` takes a suffix and returns the path of the site's file with that suffix, or None if the
-    site has no folder. If a run asks for a person's approval, ``tell`` is called with a line of text.
+    ``file`` returns the path of a file of the site, or None if the site keeps no such file. If a run
+    asks for a person's approval, ``tell`` is called with a line of text. A site in the coordinator's
+    own process has no keys.
     """
 
     def __init__(
         self,
         policy: Policy,
-        site: str,
+        site: str = "",
         *,
-        keys: Keys | None,
-        tell: Callable[[str], None] | None,
-        file: Callable[[str], Path | None],
+        keys: Keys | None = None,
+        tell: Callable[[str], None] | None = None,
+        file: Callable[[Kind], Path | None] = lambda _kind: None,
     ) -> None:
-        self._policy, self._site, self._tell, self._file = policy, site, tell, file
-        self._guard = None if policy.is_open else Guard(policy, site, keys)
-        self._disclosure = Disclosure(policy) if policy.protects_few else None
-        self._budget = Budget(policy) if policy.has_budget else None
+        self._policy, self._site, self._keys = policy, site, keys
+        self._tell, self._file = tell, file
+
+    # most sites in the coordinator's own process need none of these
+
+    @cached_property
+    def guard(self) -> Guard:
+        """Return the questions that plans allow."""
+        return Guard()
+
+    @cached_property
+    def disclosure(self) -> Disclosure:
+        """Return the rules about few rows."""
+        return Disclosure(self._policy, Kept(ROWS, lambda: self._file(ROWS)))
+
+    @cached_property
+    def budget(self) -> Budget:
+        """Return the runs and rounds of a day."""
+        return Budget(self._policy, Kept(BUDGET, lambda: self._file(BUDGET)))
+
+    @cached_property
+    def _privacy_budget(self) -> PrivacyBudget:
+        return PrivacyBudget(self._policy)
 
     def consider(self, run: str, plan: RunPlan, signature: bytes) -> None:
         """Refuse a plan if its signature is wrong, a rule forbids it, or no person approved it."""
-        if self._guard is None:
+        if self._policy.is_open:
             return
-        signer = self._guard.check_signature(plan, signature)
-        self._guard.consider(run, plan)
-        if plan.is_private:
-            self._privacy_budget.check(plan, run, self._file(SUFFIX))
+        signer = self.signer_of(plan, signature)
+        self.check_plan(run, plan)
         if self._policy.approval:
-            self._ask_for_approval(plan, signer)
+            self._requests.check(plan, signer)
 
-    def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
+    def signer_of(self, plan: RunPlan, signature: bytes) -> str:
+        """Return the fingerprint of the key that signed a plan; refuse a wrong signature or signer.
+
+        If the plan is not signed, the fingerprint is an empty string.
+        """
+        if self._keys is None:
+            return ""
+        signer = self._keys.signer_of(signature, plan.statement) if signature else ""
+        if signature and not signer:
+            raise PolicyRefused(
+                "the plan's signature is not valid: the plan or its signature was altered"
+            )
+        pinned = self._keys.coordinator
+        if pinned is not None and not signer:
+            raise PolicyRefused(
+                f"the plan is not signed, but the site has pinned the coordinator's key {pinned}; put "
+                "coordinator.key into the folder of the fit's credentials"
+            )
+        if pinned is not None and signer != pinned:
+            raise PolicyRefused(
+                f"the plan is signed by the key with fingerprint {signer}, but the site has pinned the "
+                f"coordinator's key {pinned}; compare both with what "
+                "`fedpca site-key --show coordinator.pub` prints"
+            )
+        return signer
+
+    def check_plan(self, run: str, plan: RunPlan) -> None:
+        """Refuse a plan that the policy or the privacy budget does not allow, and name the rule."""
+        if plan.run != run.rpartition(".")[0]:
+            raise PolicyRefused(
+                f"the plan is for run {plan.run!r}, but was declared in run {run!r}"
+            )
+        attempt = run.rpartition(".")[2]
+        if not attempt.isdecimal() or int(attempt) >= self._policy.max_attempts:
+            raise PolicyRefused(
+                f"attempt {printable(attempt)} of the run, counted from 0, is beyond the policy's "
+                f"max_attempts={self._policy.max_attempts}; begin a new run"
+            )
+        own = NO_KEY if self._keys is None else self._keys.own
+        if self._keys is not None and plan.sites.get(self._site) != own:
+            raise PolicyRefused(
+                f"the plan does not list this site as {self._site!r} with the key {own}; "
+                "check that the server was given this site's own NAME.pub"
+            )
+        self._policy.admit(plan, find_script(plan), own)
+        if plan.is_private:
+            self._privacy_budget.check(plan, run, self._file(PRIVACY))
+
+    def admit(self, memory: Mapping[str, Array], plan: RunPlan) -> Agreement:
         """Return the agreement to a plan that `consider` has not refused."""
-        return agreement_to(plan) if self._guard is None else self._guard.admit(memory, run, plan)
+        if self._policy.is_open or not remembers(memory, Agreement):
+            return agreement_to(plan)
+        # the coordinator was restarted, or its message was repeated
+        agreed = recall(memory, Agreement)
+        if agreed.plan.tobytes() != plan.to_bytes():
+            raise PolicyRefused(
+                "a different plan was declared for this run before; begin a new run"
+            )
+        return agreed
 
     def check_question(self, question: Question, header: Header, *, is_private: bool) -> None:
         """Refuse a question whose run is not approved, or that does not fit the kind of run."""
@@ -91,100 +164,41 @@ class Gate:
                 "for an answer without noise"
             )
 
-    def check_step(
-        self,
-        memory: Mapping[str, Array],
-        question: Question,
-        header: Header,
-        arrays: Arrays,
-        n_features: int,
-    ) -> Agreement | None:
-        """Refuse a question that the plan does not allow now; otherwise, return the new agreement.
-
-        If the site answers everything, check nothing, and return None.
-        """
-        if self._guard is None:
-            return None
-        return self._guard.check(memory, question, header, arrays, n_features)
-
-    @property
-    def leaves_out_few(self) -> bool:
-        """Return whether the policy withholds numbers that describe too few rows."""
-        return self._disclosure is not None
-
-    def few_variants(self, rows: Rows, missing: int) -> set[str]:
-        """Return the names of the columns whose sums the policy does not let leave the site."""
-        if self._disclosure is None:
-            return set()
-        few = self._disclosure.few_of(rows, missing)
-        return {*few.rare, *few.gapped}
-
-    def look_at(self, rows: Rows, record: Path | None) -> None:
-        """Check the rows as the policy requires, so that the first run does not have to wait."""
-        if self._disclosure is not None:
-            self._disclosure.look(rows, record)
-
-    def check_rows(self, rows: Rows, missing: int, record: Path | None, used: Rows) -> None:
-        """Refuse rows if the policy does not let their sums leave the site; see `Disclosure.check`."""
-        if self._disclosure is not None:
-            self._disclosure.check(rows, missing, record, used)
-
-    def check_directions(
-        self, question: Question, answer: Arrays, rows: Rows, missing: int, record: Path | None
-    ) -> None:
-        """Refuse an answer if answers would show the rows in too many directions; else count it."""
-        if self._disclosure is not None:
-            n_shown = directions_in(question, answer)
-            self._disclosure.count_directions(rows, missing, record, n_shown, answer)
-
-    def start_over(self) -> None:
-        """Count the next run as a new run, even if its name is the same."""
-        if self._budget is not None:
-            self._budget.start_over()
-
-    def spend_round(self, run: str, *, keeps_process: bool) -> None:
-        """Count a round of a run against the budget of the policy, if there is one."""
-        if self._budget is not None:
-            set_aside = SET_ASIDE if keeps_process else 1
-            self._budget.spend(run, self._file(".budget"), set_aside)
-
     def spend(self, question: Question, header: Header, plan: RunPlan, session: Session) -> None:
         """Count what a noisy answer spends of the privacy budget, before it is saved and sent."""
         assert question.spends is not None
         run, number = str(header["run"]), header["round"]
         mu2 = question.spends(plan)
         release = Release.now(run, session, number, question.name, plan, mu2)
-        self._privacy_budget.spend(release, self._file(SUFFIX))
-
-    @cached_property
-    def _privacy_budget(self) -> PrivacyBudget:
-        """Return what private runs have spent."""
-        return PrivacyBudget(self._policy)
+        self._privacy_budget.spend(release, self._file(PRIVACY))
 
     def privacy_budget_in_words(self) -> str:
         """Return how much of its privacy budget the site has spent, or "" if nothing limits it."""
         if self._policy.is_open:
             return ""
-        return self._privacy_budget.in_words(self._file(SUFFIX))
-
-    def _ask_for_approval(self, plan: RunPlan, signer: str) -> None:
-        """Refuse a plan until a person at the site has approved it."""
-        try:
-            self._requests.check(plan, signer)
-        except (FileError, OSError) as error:
-            log.error("site %s cannot keep the request of a run: %s", self._site, error)
-            raise SiteFailed(
-                "the site cannot keep the request for approval; see the site's log for details"
-            ) from None
+        return self._privacy_budget.in_words(self._file(PRIVACY))
 
     @property
     def _requests(self) -> Requests:
         """Return the requests of runs for a person's approval."""
-        path = self._file("")
-        if path is None:
+        folder = self._file(REQUESTS)
+        if folder is None:
             raise PolicyRefused(
                 "the policy asks a person about each run, but the site has no folder for the requests; "
                 "the site must be created with Site(..., store=FOLDER)"
             )
-        folder = requests_folder(path.parent, self._site)
         return Requests(folder, self._policy.approval_days, self._tell)
+
+
+def refusal_of(policy: Policy, plan: RunPlan) -> str | None:
+    """Return why a site with this policy would not take part in a run, or None if it would.
+
+    The site's rows, and what the site has already spent of its budgets, are not considered.
+    """
+    if policy.is_open:
+        return None
+    try:
+        Gate(policy).check_plan(f"{plan.run}.0", plan)
+    except PolicyRefused as refusal:
+        return str(refusal)
+    return None

@@ -23,13 +23,10 @@ from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
 from fedpca.protocol.message import Header
 from fedpca.protocol.parameters import FIXED, out_of_bounds, split_words
-from fedpca.protocol.plan import NO_KEY, RunPlan
-from fedpca.protocol.printable import printable
+from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import NEVER, Order, Script, find_script
 from fedpca.site.memory import recall, remember, remembers
-from fedpca.site.policy import Policy
-from fedpca.site.privacy_budget import PrivacyBudget
 
 UNDECLARED = (
     "no plan was declared for this run, and the site's policy allows only declared questions; start "
@@ -66,77 +63,11 @@ class Keys:
 
 
 class Guard:
-    """The rules that every question must pass at a site that does not answer everything.
+    """The questions that a plan allows, in their order, at a site that does not answer everything."""
 
-    A site in the coordinator's own process has no keys.
-    """
-
-    def __init__(self, policy: Policy, site: str = "", keys: Keys | None = None) -> None:
-        self._policy, self._site, self._keys = policy, site, keys
-        self._runs: tuple[
-            _Run, ...
-        ] = ()  # the states before and after the last question that was checked
-
-    def check_signature(self, plan: RunPlan, signature: bytes) -> str:
-        """Return the fingerprint of the key that signed a plan; refuse a wrong signature or signer.
-
-        If the plan is not signed, the fingerprint is an empty string.
-        """
-        if self._keys is None:
-            return ""
-        signer = self._keys.signer_of(signature, plan.statement) if signature else ""
-        if signature and not signer:
-            raise PolicyRefused(
-                "the plan's signature is not valid: the plan or its signature was altered"
-            )
-        pinned = self._keys.coordinator
-        if pinned is not None and not signer:
-            raise PolicyRefused(
-                f"the plan is not signed, but the site has pinned the coordinator's key {pinned}; put "
-                "coordinator.key into the folder of the fit's credentials"
-            )
-        if pinned is not None and signer != pinned:
-            raise PolicyRefused(
-                f"the plan is signed by the key with fingerprint {signer}, but the site has pinned the "
-                f"coordinator's key {pinned}; compare both with what "
-                "`fedpca site-key --show coordinator.pub` prints"
-            )
-        return signer
-
-    def consider(self, run: str, plan: RunPlan) -> None:
-        """Refuse a plan that the policy does not allow, and name the rule."""
-        if plan.run != run.rpartition(".")[0]:
-            raise PolicyRefused(
-                f"the plan is for run {plan.run!r}, but was declared in run {run!r}"
-            )
-        attempt = run.rpartition(".")[2]
-        if not attempt.isdecimal() or int(attempt) >= self._policy.max_attempts:
-            raise PolicyRefused(
-                f"attempt {printable(attempt)} of the run, counted from 0, is beyond the policy's "
-                f"max_attempts={self._policy.max_attempts}; begin a new run"
-            )
-        own = NO_KEY if self._keys is None else self._keys.own
-        if self._keys is not None and plan.sites.get(self._site) != own:
-            raise PolicyRefused(
-                f"the plan does not list this site as {self._site!r} with the key {own}; "
-                "check that the server was given this site's own NAME.pub"
-            )
-        self._policy.admit(plan, find_script(plan), own)
-
-    def admit(self, memory: Mapping[str, Array], run: str, plan: RunPlan) -> Agreement:
-        """Return the agreement to a plan that the policy allows, or refuse it and name the rule."""
-        self.consider(run, plan)
-        # the coordinator was restarted, or its message was repeated
-        if remembers(memory, Agreement):
-            agreed = recall(memory, Agreement)
-            if agreed.plan.tobytes() != plan.to_bytes():
-                raise PolicyRefused(
-                    "a different plan was declared for this run before; begin a new run"
-                )
-            return agreed
-        script = find_script(plan)
-        self._runs = (_Run(plan.to_bytes(), plan, script, b"", script.order, {}),)
-        return agreement_to(plan)
+    def __init__(self) -> None:
+        # the states before and after the last question that was checked
+        self._runs: tuple[_Run, ...] = ()
 
     def check(
         self,
@@ -259,22 +190,6 @@ class _Run:
                         f"field {name!r} of question {question.name!r} has length {length}={found}; "
                         f"the plan allows at most {most}"
                     )
-
-
-def refusal_of(policy: Policy, plan: RunPlan) -> str | None:
-    """Return why a site with this policy would not take part in a run, or None if it would.
-
-    The site's rows, and what the site has already spent of its budgets, are not considered.
-    """
-    if policy.is_open:
-        return None
-    try:
-        Guard(policy).consider(f"{plan.run}.0", plan)
-        if plan.is_private:
-            PrivacyBudget(policy).check(plan, plan.run, None)
-    except PolicyRefused as refusal:
-        return str(refusal)
-    return None
 
 
 def agreement_to(plan: RunPlan) -> Agreement:

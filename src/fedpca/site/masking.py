@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -83,10 +82,6 @@ class MaskKeys:
             offer = Offer(public, keys.identity, keys.sign(text_to_sign(run, plan, public)))
         return cls(_array(private), _array(offer.to_bytes()))
 
-    def own_offer(self) -> Offer:
-        """Return the offer that the site made."""
-        return Offer.from_bytes(self.offer.tobytes())
-
     def agree(
         self, run: str, plan: RunPlan, site: str, arrays: Mapping[str, Array], keys: Keys | None
     ) -> MaskKeys:
@@ -96,7 +91,7 @@ class MaskKeys:
         the first.
         """
         offers = unpack_offers(sorted(plan.sites), arrays)
-        if offers.get(site) != self.own_offer():
+        if offers.get(site) != Offer.from_bytes(self.offer.tobytes()):
             raise PolicyRefused(f"the offered keys do not include the key of this site, {site!r}")
         for name, offer in offers.items():
             check_offer(run, plan, name, offer, None if keys is None else keys.verify)
@@ -164,11 +159,6 @@ class AnswerMasks:
     def is_size(self) -> bool:
         """Return whether only the size of the answer is asked for."""
         return self.rings.keys().isdisjoint(self.question.answers)
-
-    @cached_property
-    def key(self) -> bytes:
-        """Return a hash of the question and its round, which does not depend on the masks."""
-        return self.request.digest_without("mask")
 
     def of(self, answer: Arrays, asked: Arrays, dimensions: Dimensions) -> Arrays:
         """Return an answer, its size, or both, under masks.

@@ -17,7 +17,7 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError, MessageError
 from fedpca.protocol.message import Message, compose, decode, encode
-from fedpca.storage import atomic
+from fedpca.site.store import MEMORY
 
 T = TypeVar("T")
 
@@ -82,52 +82,35 @@ def _key(kind: type, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """The contents of a memory file: the last round that wrote memory, its answer, and the memory."""
+class Checkpoint:
+    """How far a site has come in a run; a copy of the site, or its next process, continues there."""
 
-    round: int
-    reply: Message
+    run: str
+    round: int  # the last round that was answered
     memory: Arrays
+    reply: Message | None = None  # to that round, if it is kept
 
+    def save(self, path: Path, rows: str) -> None:
+        """Write the checkpoint; ``rows`` is the fingerprint of the rows."""
+        assert self.reply is not None
+        header = {"run": self.run, "round": self.round, "rows": rows}
+        arrays = {"reply": np.frombuffer(encode(self.reply), np.uint8)}
+        arrays |= {f"memory/{name}": array for name, array in self.memory.items()}
+        MEMORY.write(path, compose(header, arrays, limit=None))
 
-@dataclass(frozen=True)
-class MemoryFile:
-    """The file that keeps one site's memory when its process ends."""
-
-    path: Path
-
-    def save(self, run: str, rows: str, saved: Saved) -> None:
-        """Write a run's memory atomically; ``rows`` is the fingerprint of the rows."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        header = {"run": run, "round": saved.round, "rows": rows}
-        arrays = {"reply": np.frombuffer(encode(saved.reply), np.uint8)}
-        arrays |= {f"memory/{name}": array for name, array in saved.memory.items()}
-        with atomic.writing(self.path, private=True) as path:
-            path.write_bytes(encode(compose(header, arrays, limit=None)))
-
-    def load(self, run: str, rows: str) -> Saved | None:
-        """Return a run's memory, or None if the file holds no memory from that run."""
-        try:
-            message = decode(self.path.read_bytes(), limit=None)
-            of_run, of_rows = message.header["run"], message.header["rows"]
-            saved = Saved(
-                message.header["round"],
-                decode(message.arrays.pop("reply").tobytes()),
-                {name.removeprefix("memory/"): array for name, array in message.arrays.items()},
-            )
-        except FileNotFoundError:
+    @classmethod
+    def load(cls, path: Path, run: str, rows: str) -> Checkpoint | None:
+        """Return the checkpoint of a run, or None if the file holds none of that run."""
+        found = MEMORY.read(path, lambda message: (message.header["rows"], cls._in(message)))
+        if found is None or found[1].run != run:
             return None
-        except OSError as error:
-            raise InputError(
-                f"the memory in {self.path.name} cannot be read: {error.strerror}; the site must "
-                "fix this"
-            ) from None
-        except (MessageError, KeyError) as error:
-            raise InputError(
-                f"the memory in {self.path.name} is damaged ({error}); start over with a new journal"
-            ) from None
-        if of_run != run:
-            return None
-        if of_rows != rows:
+        if found[0] != rows:
             raise InputError(ROWS_CHANGED)
-        return saved
+        return found[1]
+
+    @classmethod
+    def _in(cls, message: Message) -> Checkpoint:
+        arrays, header = dict(message.arrays), message.header
+        reply = decode(arrays.pop("reply").tobytes())
+        memory = {name.removeprefix("memory/"): array for name, array in arrays.items()}
+        return cls(header["run"], header["round"], memory, reply)

@@ -20,29 +20,17 @@ from fedpca.privacy.gaussian import (
     MIN_DELTA,
     MIN_EPSILON,
     Privacy,
-    epsilon_of,
     mu_of,
 )
 from fedpca.protocol.plan import NO_KEY, SECURE, RunPlan
-from fedpca.protocol.printable import printable
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
-from fedpca.site.rules import (
-    UNLIMITED,
-    Asked,
-    Fingerprints,
-    Flag,
-    Number,
-    Rule,
-    Whole,
-    Words,
-    rule,
-)
+from fedpca.site import refusals
+from fedpca.site.rules import PRIVATE_RUNS, UNLIMITED, Asked, Rule, fingerprints, rule
 from fedpca.storage.regular import refuse_special
 
 MAX_APPROVAL_DAYS = 3650
 LIFETIME_RUNS = 10  # without max_epsilon, all private runs together keep this many run_epsilon
-PRIVATE_RUNS = "private"
 REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # what a policy can require of a run
 ANY = "any"  # allows every installed question, in any order
 RULE = (
@@ -51,103 +39,17 @@ RULE = (
     *(Column(key, DATA) for key in ("rule", "value", "is_on")),
 )
 END = "end"  # the last line of a policy file
-EPSILONS = (MIN_EPSILON, MAX_EPSILON)  # near the largest epsilon, nothing is promised anymore
 TITLE = (
     "# What this site takes part in, and what it tells. `fedpca policy --explain FILE` says more."
 )
 WIDTH = 96  # characters of a comment line
 
 
-def _refuse_word(policy: Policy, asked: Asked) -> str | None:
-    for word, use in asked.script.words.items():
-        if word not in policy.allow:
-            needed = "" if use == word else f", which this run needs for {use}"
-            return (
-                f"the policy does not allow {word!r}{needed}, only {', '.join(policy.allow)}; to take "
-                f"part, the site must add {word!r} to its policy's allow"
-            )
-    return None
-
-
-def _refuse_seen(policy: Policy, asked: Asked) -> str | None:
-    if policy.gather or not asked.script.sees:
-        return None
-    return (
-        f"{asked.plan.program} with solver {asked.plan.solver!r} shows the coordinator this site's own "
-        f"answers to {', '.join(asked.script.sees)}, but the policy has gather=false"
-    )
-
-
 def _refuse_few_sites(policy: Policy, n_sites: int) -> str | None:
+    """Return why a sum over so few sites is refused, in a plan or in a question."""
     if n_sites >= policy.min_sites:
         return None
     return f"the sum covers {n_sites} sites, fewer than the policy's min_sites={policy.min_sites}"
-
-
-def _refuse_strangers(policy: Policy, asked: Asked) -> str | None:
-    sites, known = asked.plan.sites, (asked.own_key, *policy.peers)
-    if asked.plan.is_private and asked.plan.is_secure and not policy.peers:
-        if asked.own_key == NO_KEY:  # within the coordinator's own process
-            return None
-        return (
-            "the sites of the plan would share the noise, but the policy lists no peers, so the "
-            "coordinator could have invented sites that add no noise; list the fingerprints of the "
-            "other sites' keys in the policy's peers, or fit without secure sums, so that each "
-            "site adds all of the noise"
-        )
-    strangers = [printable(name) for name, key in sorted(sites.items()) if key not in known]
-    if not policy.peers or not strangers:
-        return None
-    return (
-        f"the plan has sites whose keys are not in the policy's peers: {', '.join(strangers)}; the "
-        "site must add the fingerprints of these keys, or the run must leave these sites out"
-    )
-
-
-def _refuse_lacking(policy: Policy, asked: Asked) -> str | None:
-    if SECURE in policy.require and not asked.plan.is_secure:
-        return (
-            "the policy requires secure sums, but the plan has none; use Federation(secure=True) or "
-            "`fedpca fit --secure`"
-        )
-    return _refuse_exact(policy, asked) if policy.must_be_private else None
-
-
-def _refuse_exact(policy: Policy, asked: Asked) -> str | None:
-    """Return why a plan that asks for answers without noise is refused."""
-    limit = policy.max_epsilon
-    by = f"require={PRIVATE_RUNS!r}" if limit is None else f"max_epsilon={limit:g}"
-    only = f"the policy has {by}, so the site takes part only in differentially private runs"
-    run = f"{asked.plan.program} with solver {asked.plan.solver!r}"
-    if not asked.plan.is_private:
-        return (
-            f"{only}, but this {run} is not private; use FederatedPCA(privacy=Privacy(...)) or "
-            "`fedpca fit --epsilon`"
-        )
-    questions = asked.script.order.questions()
-    exact = dict.fromkeys(q.name for q in questions if q.reads_rows and q.spends is None)
-    return f"{only}, but {run} asks for {', '.join(exact)} without noise" if exact else None
-
-
-def _refuse_little_noise(policy: Policy, asked: Asked) -> str | None:
-    """Return why a plan is refused whose noise cannot take the place of the rules about few rows."""
-    if not asked.plan.is_private:
-        return None
-    privacy, delta = Privacy.of(asked.plan), policy.delta
-    if not policy.noise_hides_rows(asked.plan):
-        return (
-            f"the policy has run_epsilon={policy.run_epsilon:g}, but the plan asks for epsilon "
-            f"{epsilon_of(privacy.mu, delta):.4g} at the policy's delta={delta:g}, so its noise would "
-            f"not hide single rows; use at most epsilon={policy.run_epsilon:g} with delta={delta:g}, "
-            "or ask the site to raise run_epsilon"
-        )
-    # the coordinator's own organization often has one of the other sites
-    if asked.plan.is_secure and privacy.n_silent < 1:
-        return (
-            "the sites of the plan share the noise with n_silent=0, so a single site that reveals its "
-            "noise would leave less than run_epsilon needs; use n_silent=1 or more"
-        )
-    return None
 
 
 @dataclass(frozen=True)
@@ -170,7 +72,6 @@ class Policy:
 
     allow: tuple[str, ...] = rule(
         (FEDERATED,),
-        Words(FEDERATED),
         off=None,
         prevents="Prevents runs that nobody here has agreed to. federated: components of the pooled "
         "rows, from sums over sites. auto: also n_components='auto', which asks for sums of rows "
@@ -178,25 +79,23 @@ class Policy:
         "solver from an installed package. any: every question, in "
         "any order and with any numbers, so that whoever has the coordinator's secret can reconstruct "
         "single rows.",
-        refuses=_refuse_word,
+        refuses=refusals.word,
     )
     gather: bool = rule(
         False,
-        Flag(),
         off=True,
         prevents="Keeps the coordinator from seeing numbers of this site alone, such as its own "
         "variance. true: it may see them.",
-        refuses=_refuse_seen,
+        refuses=refusals.seen,
     )
     min_rows: int = rule(
         0,
-        Whole(0),
         off=0,
         prevents="Prevents runs while this site has fewer rows than this.",
     )
     min_count: int = rule(
         5,
-        Whole(1),
+        least=1,
         off=1,
         prevents="Prevents counts and sums over fewer rows than this, columns in which fewer rows "
         "differ from the most frequent value, combinations of columns in which fewer rows do, and gaps "
@@ -204,49 +103,49 @@ class Policy:
     )
     min_rows_per_direction: int = rule(
         2,
-        Whole(0),
         off=0,
         prevents="Keeps answers from showing nearly every direction of a table with few rows and "
         "many columns, from which single rows can be computed. 0 turns it off.",
     )
     max_share: float | None = rule(
         None,
-        Number(1e-9, 1.0, is_optional=True),
+        least=1e-9,
+        most=1.0,
         off=None,
         prevents="Prevents sums of squares, of columns or of combinations of them, of which one row "
         f'has more than this share. "{UNLIMITED}" turns it off.',
     )
     min_sites: int = rule(
         1,
-        Whole(1),
+        least=1,
         off=1,
         prevents="Prevents runs with fewer sites, in whose sums this site would stand out.",
         refuses=lambda policy, asked: _refuse_few_sites(policy, len(asked.plan.sites)),
     )
     peers: tuple[str, ...] = rule(
         (),
-        Fingerprints(),
+        reads=fingerprints,
         off=(),
         prevents="Keeps a coordinator from inventing sites: the fingerprints of the other sites' "
         "keys, which `fedpca site-key --show NAME.pub` prints. Empty: any sites. Needed for "
         "min_sites above 1 and for require.",
-        refuses=_refuse_strangers,
+        refuses=refusals.strangers,
     )
     approval: bool = rule(
         False,
-        Flag(),
         off=False,
         prevents="Prevents runs that no person here has approved with `fedpca approve`.",
     )
     approval_days: int = rule(
         7,
-        Whole(1, MAX_APPROVAL_DAYS),
+        least=1,
+        most=MAX_APPROVAL_DAYS,
         off=None,
         prevents="Prevents requests and approvals that last longer than this many days.",
     )
     min_change: int | None = rule(
         None,
-        Whole(1, is_optional=True),
+        least=1,
         off=1,
         prevents="Keeps the difference between two runs from describing few rows: if the files have "
         "changed, at least this many rows must have. By default, min_count. 1 turns it off.",
@@ -254,45 +153,45 @@ class Policy:
     )
     max_runs_per_day: int | None = rule(
         None,
-        Whole(0, is_optional=True),
         off=None,
         prevents="Prevents many runs, which together tell more than one. Counted over 24 hours. "
         f'"{UNLIMITED}" turns it off.',
     )
     max_rounds_per_day: int | None = rule(
         None,
-        Whole(0, is_optional=True),
         off=None,
         prevents=f'Prevents the same for rounds; a fit takes 5 to 500. "{UNLIMITED}" turns it off.',
     )
     max_attempts: int = rule(
         5,
-        Whole(1),
+        least=1,
         off=None,
         prevents="Keeps a run from beginning more often than this, each time without some sites; the "
         "difference of two sums describes the sites that were left out.",
     )
     require: tuple[str, ...] = rule(
         (),
-        Words(SECURE, REQUIREMENTS),
+        known=REQUIREMENTS,
         off=(),
         prevents='Keeps the coordinator from reading what this site adds to a sum: "secure" takes '
         "part only in runs with secure sums over two sites or more, and needs peers. "
         '"private" keeps results from describing single rows: it takes part only in runs in which '
         "every answer has noise. Empty: takes part in all runs.",
-        refuses=_refuse_lacking,
+        refuses=refusals.lacking,
     )
     run_epsilon: float = rule(
         1.0,
-        Number(*EPSILONS),
+        least=MIN_EPSILON,
+        most=MAX_EPSILON,
         off=None,
         prevents="Prevents private runs with less noise than this epsilon needs. Only such noise may "
         "take the place of min_count and the other rules about few rows.",
-        refuses=_refuse_little_noise,
+        refuses=refusals.little_noise,
     )
     max_epsilon: float | None = rule(
         None,
-        Number(*EPSILONS, is_optional=True),
+        least=MIN_EPSILON,
+        most=MAX_EPSILON,  # near it, nothing is promised anymore
         off=math.inf,
         prevents="Keeps all private runs together, ever, from telling more about a single row than "
         "this epsilon allows, and other runs from telling anything. `fedpca budget` says what was "
@@ -301,15 +200,16 @@ class Policy:
     )
     delta: float = rule(
         1e-6,
-        Number(MIN_DELTA, MAX_DELTA),
+        least=MIN_DELTA,
+        most=MAX_DELTA,
         off=None,
         prevents="The probability that an epsilon fails; choose it far below one over the number of "
         "rows.",
     )
 
     def __post_init__(self) -> None:
-        for name, row in rules():
-            object.__setattr__(self, name, row.values.read(name, getattr(self, name)))
+        for row in rules():
+            object.__setattr__(self, row.name, row.read(getattr(self, row.name)))
         if self.is_open and (self.peers or self.approval or self.must_be_private):
             raise InputError(
                 f"allow has {ANY!r}, so the site would answer questions without a plan, and peers, "
@@ -385,7 +285,7 @@ class Policy:
                 f"{path} does not end with the line '{END} = true', so part of it may be missing; "
                 "if the file is complete, add this line at the end"
             )
-        known = dict(rules())
+        known = {row.name: row for row in rules()}
         for name, value in given.items():
             if name not in known:
                 near = get_close_matches(name, list(known), 1)
@@ -403,11 +303,10 @@ class Policy:
     def to_text(self) -> str:
         """Return the policy as the text of a file, with a comment on what each rule prevents."""
         lines = [TITLE, ""]
-        for name, row in rules():
-            value = getattr(self, name)
+        for row in rules():
             lines += [f"# {line}" for line in textwrap.wrap(row.prevents, WIDTH)]
-            hidden = "# " if value is None and row.follows else ""
-            lines.append(f"{hidden}{self._as_given(name)}")
+            hidden = "# " if getattr(self, row.name) is None and row.follows else ""
+            lines.append(f"{hidden}{self._as_given(row)}")
             lines.append("")
         lines.append(f"{END} = true  # the last line, so that a file that was cut off is refused")
         return "\n".join(lines) + "\n"
@@ -415,18 +314,18 @@ class Policy:
     def facts(self) -> Sections:
         """Return each rule with its value, whether it restricts anything, and what it prevents."""
         rows = []
-        for name, row in rules():
-            is_on = row.is_on(self, name)
-            given = f"{self._as_given(name)}{'' if is_on else ' (off)'}"
-            rows.append((given, row.prevents, name, row.value_in(self, name), is_on))
+        for row in rules():
+            is_on = row.is_on(self)
+            given = f"{self._as_given(row)}{'' if is_on else ' (off)'}"
+            rows.append((given, row.prevents, row.name, row.value_in(self), is_on))
         return (Records("rules", RULE, rows, as_lines=True),)
 
     def in_words(self) -> str:
         """Return the rules that restrict anything as a short phrase, as they stand in a file."""
-        return ", ".join(self._as_given(name) for name, row in rules() if row.is_on(self, name))
+        return ", ".join(self._as_given(row) for row in rules() if row.is_on(self))
 
-    def _as_given(self, name: str) -> str:
-        return f"{name} = {_as_toml(dict(rules())[name].value_in(self, name))}"
+    def _as_given(self, row: Rule) -> str:
+        return f"{row.name} = {_as_toml(row.value_in(self))}"
 
     def refuse_unknown_sites(self) -> None:
         """Refuse a rule about the number of sites if it cannot be checked without `peers`."""
@@ -444,7 +343,7 @@ class Policy:
     def admit(self, plan: RunPlan, script: Script, own_key: str = NO_KEY) -> None:
         """Refuse a plan that the policy forbids, and name the rule; ``own_key`` is a fingerprint."""
         asked = Asked(plan, script, own_key)
-        for _, row in rules():
+        for row in rules():
             reason = row.refuses(self, asked)
             if reason is not None:
                 raise PolicyRefused(reason)
@@ -472,9 +371,12 @@ class Policy:
 
 
 @cache
-def rules() -> tuple[tuple[str, Rule], ...]:
-    """Return the names and rows of all rules."""
-    return tuple((field.name, field.metadata["rule"]) for field in fields(Policy))
+def rules() -> tuple[Rule, ...]:
+    """Return the rows of all rules."""
+    return tuple(
+        replace(field.metadata["rule"], name=field.name, of=str(field.type))
+        for field in fields(Policy)
+    )
 
 
 def _as_toml(value: object) -> str:
@@ -494,12 +396,10 @@ def _ends(text: str) -> bool:
 def _parameters() -> str:
     """Return the rules as the parameters in the class's docstring."""
     lines = ["    Parameters", "    ----------"]
-    for field in fields(Policy):
-        row = field.metadata["rule"]
-        default = "optional" if row.follows else f"default {_as_toml(field.default)}"
-        lines.append(f"    {field.name} : {field.type}, {default}")
-        wrapped = textwrap.wrap(row.prevents, WIDTH)
-        lines += [f"        {line}" for line in wrapped]
+    for row in rules():
+        default = "optional" if row.follows else f"default {_as_toml(row.default)}"
+        lines.append(f"    {row.name} : {row.of}, {default}")
+        lines += [f"        {line}" for line in textwrap.wrap(row.prevents, WIDTH)]
     return "\n".join(lines) + "\n\n"
 
 

@@ -26,16 +26,15 @@ coordinator calls the run.
 from __future__ import annotations
 
 import datetime
-import logging
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
 from fedpca.arrays import Array
-from fedpca.errors import InputError, PolicyRefused, SiteFailed
+from fedpca.errors import PolicyRefused
 from fedpca.facts import (
     COUNT,
     DATA,
@@ -52,15 +51,13 @@ from fedpca.privacy.gaussian import Privacy, epsilon_of
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.printable import printable
 from fedpca.protocol.proof import NO_HEAD
-from fedpca.site.chained_lines import ChainCheck, Entry, Kind, add, opened, verified
+from fedpca.site.chained_lines import ChainCheck, add, opened, verified
 from fedpca.site.policy import Policy
-from fedpca.storage import atomic
+from fedpca.site.store import PRIVACY
 
-log = logging.getLogger("fedpca.site")
-
-SUFFIX = ".privacy"  # ends the name of the file
 SESSION_BYTES = 16
 Key = tuple[str, str, int, str]  # identifies a release
+State = tuple[int, int, int, int]  # of a file
 ROUNDING = 1e-12  # how much rounding may change a sum, as a share of the budget
 
 
@@ -115,31 +112,12 @@ class Release:
 
     @classmethod
     def from_plain(cls, entry: Mapping[str, Any]) -> Release:
-        """Return the release in a line, or raise an error if the line has none."""
-        texts = ("time", "run", "session", "question", "purpose")
-        numbers = ("epsilon", "delta", "mu2", "total")
-        given = {name: entry[name] for name in ("round", *texts)}
-        given |= {name: float(entry[name]) for name in numbers}
-        is_sound = (
-            isinstance(given["round"], int)
-            and all(isinstance(given[name], str) for name in texts)
-            and all(given[name] >= 0 for name in numbers)
-        )
-        if not is_sound:
-            raise ValueError("the line does not hold a release")
-        datetime.datetime.fromisoformat(given["time"])
-        return cls(**given)
-
-
-def _has_fields(entry: Entry) -> bool:
-    try:
-        Release.from_plain(entry)
-    except (LookupError, TypeError, ValueError):
-        return False
-    return True
-
-
-KIND = Kind(_has_fields)
+        """Return the release in a line that fits `fedpca.site.store.PRIVACY`."""
+        plain: dict[str, Any] = {each.name: entry[each.name] for each in fields(cls)}
+        numbers = {
+            each.name: float(plain[each.name]) for each in fields(cls) if each.type == "float"
+        }
+        return cls(**plain | numbers)
 
 
 @dataclass
@@ -150,6 +128,7 @@ class Spent:
     heads: list[str] = field(default_factory=lambda: [NO_HEAD])
     problem: str = ""
     notes: list[str] = field(default_factory=list)
+    state: State | None = None  # of the file, before it was read
 
     @property
     def mu2(self) -> float:
@@ -197,9 +176,9 @@ class Spent:
 
         A line that was not written completely is no problem, because its answer never left the site.
         """
-        spent, check = cls(), ChainCheck()
+        spent, check = cls(state=_state_of(path)), ChainCheck()
         try:
-            for entry in verified(path, check, KIND):
+            for entry in verified(path, check, PRIVACY):
                 release = Release.from_plain(entry)
                 if release.total != spent.mu2 + release.mu2:
                     spent.problem = (
@@ -238,7 +217,7 @@ class PrivacyBudget:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._counted: dict[Key, Release] = {}  # releases that this process has counted
-        self._heads: dict[Path, str] = {}  # the last head seen in each file
+        self._seen: dict[Path, Spent] = {}  # what each file held when it was last read or written
 
     def check(self, plan: RunPlan, run: str, path: Path | None) -> None:
         """Refuse a plan if the run would take the total beyond the budget.
@@ -256,19 +235,9 @@ class PrivacyBudget:
             self._is_new(release, Spent())
             self._counted[release.key] = release
             return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.touch(mode=0o600)
-            with opened(path) as file:
-                self._write(release, path, file)
-            atomic.flush_folder(path.parent)  # a power failure must not lose the new file
-            self._counted[release.key] = release
-        except OSError as error:
-            log.error("%s cannot be written: %s", path, error)
-            raise SiteFailed(
-                "the site cannot record what it spends of its privacy budget; free up disk space at "
-                "the site"
-            ) from None
+        with opened(path, PRIVACY) as file:
+            self._write(release, path, file)
+        self._counted[release.key] = release
 
     def in_words(self, path: Path | None) -> str:
         """Return a phrase that says what is spent and what is left."""
@@ -282,8 +251,10 @@ class PrivacyBudget:
         """Add a release to the file, unless its line was written before the site was killed."""
         spent = self._read(path)
         if self._is_new(release, spent):
-            line = replace(release, total=spent.mu2 + release.mu2).to_plain()
-            self._heads[path] = add(file, line, KIND)["chain"]
+            counted = replace(release, total=spent.mu2 + release.mu2)
+            spent.heads.append(add(file, counted.to_plain(), PRIVACY)["chain"])
+            spent.releases.append(counted)
+            spent.state = _state_of(path)
         else:
             # the site may have been killed before the line reached the disk
             os.fsync(file.fileno())
@@ -300,25 +271,21 @@ class PrivacyBudget:
         return self._counted | {each.key: each for each in spent.releases}
 
     def _read(self, path: Path | None) -> Spent:
-        """Return the releases in the file, and refuse a file that was altered."""
+        """Return the releases in the file, and refuse a file that was altered.
+
+        The file grows with each release, so it is read again only if someone else has touched it.
+        """
         if path is None:
             return Spent()
-        try:
-            spent = Spent.read(path)
-        except OSError as error:
-            raise InputError(
-                f"{path.name}, the site's privacy budget, cannot be read: {error.strerror}; the site "
-                "must fix this"
-            ) from None
-        if not spent.problem and self._heads.get(path, NO_HEAD) not in spent.heads:
+        seen = self._seen.get(path, Spent())
+        if seen.state is not None and seen.state == _state_of(path):
+            return seen
+        spent = Spent.read(path)
+        if not spent.problem and seen.heads[-1] not in spent.heads:
             spent.problem = "lines that the site wrote were removed"
         if spent.problem:
-            raise InputError(
-                f"{path.name}, the site's privacy budget, is damaged: {spent.problem}; the site must "
-                "restore the file, or move it away to start a new budget that does not count earlier "
-                "answers"
-            )
-        self._heads[path] = spent.heads[-1]
+            raise PRIVACY.damaged(path, spent.problem)
+        self._seen[path] = spent
         return spent
 
     def _refuse_overspending(self, spent: float, asked: float, who: str) -> None:
@@ -336,6 +303,15 @@ class PrivacyBudget:
             f"{rule}={getattr(policy, rule):g}{means} (all at delta={delta:g}; values of epsilon do "
             f"not simply add up); ask for less, or ask the site to raise {rule}"
         )
+
+
+def _state_of(path: Path) -> State | None:
+    """Return what changes whenever a file changes, or None if there is no file to look at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _sum(releases: Mapping[Key, Release]) -> float:

@@ -14,14 +14,11 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import re
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from fedpca.errors import ApprovalPending, FileError, InputError, MessageError, PolicyRefused
+from fedpca.errors import ApprovalPending, InputError, PolicyRefused
 from fedpca.facts import (
     COUNT,
     DATA,
@@ -34,17 +31,17 @@ from fedpca.facts import (
     in_minutes,
     or_else,
 )
+from fedpca.protocol.message import Message, compose
 from fedpca.protocol.plan import PRIVATE, RunPlan
 from fedpca.protocol.printable import printable
-from fedpca.storage import atomic
+from fedpca.site.store import REQUESTS
 
 PENDING, APPROVED, DENIED, EXPIRED = "pending", "approved", "denied", "expired"
-SUFFIX = ".requests"  # ends the name of the folder
 MAX_OF_SIGNER = 10  # pending requests of one key, and of all plans that nobody signed
 MAX_OF_STRANGERS = 50  # of all keys whose runs nobody here has approved, which fills no disk
 MAX_EXPIRED = 50  # number of undecided requests to keep after they expire
 MAX_REASON = 500  # characters
-_NAME = "request-*.json"
+_NAME = "request-*"
 
 
 @dataclass(frozen=True)
@@ -62,13 +59,10 @@ class Request:
     reason: str = ""  # why the request was denied
 
     def __post_init__(self) -> None:
-        texts = (self.run, self.plan, self.signer, self.decided, self.reason)
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("run, plan, signer, decided, and reason must be text")
         if self.decision not in (PENDING, APPROVED, DENIED):
             raise ValueError("the decision must be pending, approved, or denied")
-        if not isinstance(self.days, int) or _time(self.since) > _time(self.until):
-            raise ValueError("days must be a whole number, and since must not be later than until")
+        if _time(self.since) > _time(self.until):
+            raise ValueError("since must not be later than until")
         if self.declared.run != self.run:
             raise ValueError("the plan must be for the run of the request")
 
@@ -169,8 +163,8 @@ class Requests:
 
     def all(self) -> list[Request]:
         """Return all requests, the oldest first."""
-        found = [_read(path) for path in sorted(self._folder.glob(_NAME))]
-        return sorted(found, key=lambda request: request.since)
+        found = [REQUESTS.read(path, _request_in) for path in sorted(self._folder.glob(_NAME))]
+        return sorted(filter(None, found), key=lambda request: request.since)
 
     def named(self, run: str) -> Request:
         """Return the request of the run with this name, or of the only run that begins with it."""
@@ -265,31 +259,17 @@ class Requests:
             self._path(request.run).unlink(missing_ok=True)
 
     def _find(self, run: str) -> Request | None:
-        path = self._path(run)
-        return _read(path) if path.exists() else None
+        return REQUESTS.read(self._path(run), _request_in)
 
     def _write(self, request: Request) -> Request:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with atomic.writing(self._path(request.run), private=True) as path:
-            path.write_text(json.dumps(asdict(request), indent=1), encoding="ascii")
+        message = compose(asdict(request), {}, limit=None)
+        REQUESTS.write(self._path(request.run), message)
         return request
 
     def _path(self, run: str) -> Path:
         """Return the path of a run's file, which is safe whatever characters the run's name has."""
         digest = hashlib.sha256(run.encode(errors="surrogatepass")).hexdigest()
         return self._folder / _NAME.replace("*", digest)
-
-
-def requests_folder(store: Path, site: str) -> Path:
-    """Return the folder for the requests of a site that keeps its files in ``store``."""
-    return store / f"{file_stem(site)}{SUFFIX}"
-
-
-def file_stem(site: str) -> str:
-    """Return the beginning of the names of a site's files."""
-    # two site names may become the same text here; the checksum tells them apart
-    safe = re.sub(r"[^A-Za-z0-9._-]", "_", site)
-    return f"{safe}-{zlib.crc32(site.encode()):08x}"
 
 
 def _denial(request: Request) -> PolicyRefused:
@@ -305,18 +285,8 @@ def _beyond(requests: list[Request], most: int) -> list[Request]:
     return requests[: max(0, len(requests) - most)]
 
 
-def _read(path: Path) -> Request:
-    """Read a request, or raise an error that says which file is damaged."""
-    try:
-        given: Any = json.loads(path.read_bytes())
-        return Request(**given)
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, RecursionError, MessageError):
-        raise FileError(
-            f"{path} is not a request that fedpca wrote; move the file away, so that the coordinator "
-            "can ask again"
-        ) from None
+def _request_in(message: Message) -> Request:
+    return Request(**message.header)
 
 
 def _now() -> datetime.datetime:
@@ -324,11 +294,7 @@ def _now() -> datetime.datetime:
 
 
 def _time(text: str) -> datetime.datetime:
-    """Return the time in a text, or raise a ValueError if the text has no time zone."""
-    time = datetime.datetime.fromisoformat(text)
-    if time.tzinfo is None:
-        raise ValueError("a time must have a time zone")
-    return time
+    return datetime.datetime.fromisoformat(text)
 
 
 def _text(time: datetime.datetime) -> str:

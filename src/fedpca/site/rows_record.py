@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedpca.arrays import Array, Arrays
-from fedpca.errors import FileError, InputError, MessageError, SiteFailed
-from fedpca.protocol.message import compose, decode, encode
 from fedpca.rows.gap_patterns import GapFlags, few_columns
 from fedpca.rows.hashes import changes
-from fedpca.storage import atomic
-
-log = logging.getLogger("fedpca.site")
 
 # names of the arrays in the record that are about rows
 ROWS, GAP_COLUMNS, GAPS = "all", "gap columns", "gaps"
 
 
-class Recorded(NamedTuple):
+class LastRows(NamedTuple):
     """Hashes of the rows, in ascending order, and their gaps."""
 
     hashes: Array
@@ -34,7 +27,7 @@ class Recorded(NamedTuple):
         return flags
 
 
-def has_few_changed(before: Recorded, now: Recorded, least: int) -> bool:
+def has_few_changed(before: LastRows, now: LastRows, least: int) -> bool:
     """Return whether two runs on these rows would together reveal a sum over fewer changed rows.
 
     If no row has gaps, the difference between two runs is a sum over all changed rows. Otherwise, both
@@ -88,7 +81,7 @@ def _has_patterns(flags: Array, wanted: Array) -> bool:
     return all(row.tobytes() in have for row in wanted)
 
 
-def recorded(kept: Arrays) -> Recorded | None:
+def recorded(kept: Arrays) -> LastRows | None:
     """Return the rows of the last run, or None if there was none."""
     if ROWS not in kept:
         return None
@@ -96,46 +89,11 @@ def recorded(kept: Arrays) -> Recorded | None:
     flags = np.zeros((len(hashes), 0), bool)
     if columns.size:
         flags = np.unpackbits(kept[GAPS], axis=1, count=len(columns)).astype(bool)
-    return Recorded(hashes, GapFlags(columns, flags))
+    return LastRows(hashes, GapFlags(columns, flags))
 
 
-def arrays_of(rows: Recorded) -> Arrays:
+def arrays_of(rows: LastRows) -> Arrays:
     """Return the arrays that record the rows of a run."""
     columns, flags = rows.gaps
     packed = np.packbits(flags, axis=1)
     return {ROWS: rows.hashes, GAP_COLUMNS: columns.astype(np.int64), GAPS: packed}
-
-
-def read(path: Path) -> tuple[bytes | None, Arrays]:
-    """Return the site's secret and the hashes of the last run's rows, if a file has them."""
-    try:
-        message = decode(path.read_bytes(), limit=None)
-        arrays = {name: array.copy() for name, array in message.arrays.items()}
-        return arrays.pop("secret").tobytes(), arrays
-    except FileNotFoundError:
-        return None, {}
-    except OSError as error:
-        raise InputError(
-            f"{path.name}, the record of the rows in the site's last run, cannot be read: "
-            f"{error.strerror}; the site must fix this"
-        ) from None
-    except (MessageError, KeyError):
-        raise InputError(
-            f"{path.name}, the record of the rows in the site's last run, is damaged, so the site "
-            "cannot tell how many rows have changed; the site must restore the file, or delete it if "
-            "the change is no secret"
-        ) from None
-
-
-def write(path: Path, secret: bytes, kept: Arrays) -> None:
-    """Record the rows of a run before the first answer of the run leaves."""
-    arrays = {**kept, "secret": np.frombuffer(secret, np.uint8)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with atomic.writing(path, private=True) as temporary:
-            temporary.write_bytes(encode(compose({}, arrays, limit=None)))
-    except (FileError, OSError) as error:
-        log.error("the record of the site's rows cannot be written: %s", error)
-        raise SiteFailed(
-            "the site cannot record its rows; free up disk space at the site"
-        ) from None

@@ -32,18 +32,19 @@ from fedpca.rows.in_memory import DenseRows, Rows, SparseRows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
 from fedpca.site.conversation import Conversation, refusal
-from fedpca.site.current_run import Checkpoint, CurrentRun, Memory
+from fedpca.site.current_run import CurrentRun, Memory
 from fedpca.site.guard import Agreement, Keys
 from fedpca.site.memory import (
     ROWS_CHANGED,
+    Checkpoint,
     recall,
     remember,
     remembers,
 )
 from fedpca.site.policy import TRUSTING, Policy
 from fedpca.site.privacy_budget import Session
-from fedpca.site.requests import file_stem
 from fedpca.site.source import Source
+from fedpca.site.store import ROWS, Kind
 
 MAX_PROCESS_CACHE_BYTES = 512 << 20  # to cache A'A, for all sites in a process together
 
@@ -239,7 +240,7 @@ class Site:
         run goes on without them.
         """
         rows = self.source.rows
-        if not self.conversation.gate.leaves_out_few or not isinstance(rows, GenotypeRows):
+        if not self.policy.protects_few or not isinstance(rows, GenotypeRows):
             return
         if self.remembers(Session):
             # the choice of variants would reveal something about single samples, without noise
@@ -247,7 +248,8 @@ class Site:
         missing = self.conversation.run.treats_gaps({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
             return  # the site then refuses, and gives the reason
-        left_out = self.conversation.gate.few_variants(rows, missing)
+        few = self.conversation.gate.disclosure.few_of(rows, missing)
+        left_out = {*few.rare, *few.gapped}
         if left_out:
             kept = [i for i, name in enumerate(rows.features) if name not in left_out]
             self.choose_variants(np.array(kept, np.int64))
@@ -332,12 +334,7 @@ class Site:
 
     def look_at_rows(self) -> None:
         """Check the rows as the policy requires, so that the first run does not have to wait."""
-        self.conversation.gate.look_at(self.rows, self.rows_record)
-
-    @property
-    def rows_record(self) -> Path | None:
-        """Return the file that records the rows of the last run, if the rows can change."""
-        return self.file(".rows") if self.source.files else None
+        self.conversation.gate.disclosure.look(self.rows)
 
     def remembers(self, kind: type) -> bool:
         """Return whether an earlier question in this run stored a dataclass of this type."""
@@ -385,8 +382,8 @@ class Site:
             self._standardized = self._scatter = None  # these may mix old and new rows
             raise InputError(ROWS_CHANGED)
 
-    def file(self, suffix: str) -> Path | None:
-        """Return the path of a file in the site's folder, or None if the site has no folder."""
-        if self.store is None:
-            return None
-        return self.store / f"{file_stem(self.name)}{suffix}"
+    def file(self, kind: Kind) -> Path | None:
+        """Return the path of a file in the site's folder, or None if the site keeps no such file."""
+        # rows in memory cannot change, so there is nothing to compare those of the next run with
+        is_needed = kind is not ROWS or bool(self.source.files)
+        return kind.path(self.store, self.name) if self.store is not None and is_needed else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -24,6 +24,7 @@ from fedpca.errors import InputError
 from fedpca.linalg.dense import orth
 from fedpca.linalg.rank_rules import RankRule, Rule, rank_rule
 from fedpca.protocol.invariants import ROUNDING
+from fedpca.protocol.parameters import check_whole as check_whole
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question, question
 from fedpca.protocol.script import Order, Script, then
@@ -275,14 +276,6 @@ def starting_block(fed: Federation, d: int, width: int, start: Array | None) -> 
         block[:, : given.shape[1]] *= START_DISTANCE
         block[:, : given.shape[1]] += given
     return orth(block)
-
-
-def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Refuse an option that is not a whole number within its bounds."""
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or value < least or (most is not None and value > most):
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"{name}={value!r} must be a whole number {bounds}")
 
 
 def check_positive(name: str, value: Any, most: float | None = None) -> None:

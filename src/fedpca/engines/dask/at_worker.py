@@ -23,7 +23,7 @@ from fedpca.errors import REPORTED_BY_SITES, InputError, MessageError, SiteFaile
 from fedpca.protocol.message import Message, compose
 from fedpca.protocol.question import find_question
 from fedpca.site.conversation import refusal
-from fedpca.site.current_run import Checkpoint
+from fedpca.site.memory import Checkpoint
 from fedpca.site.site import Site
 from fedpca.site.source import in_pieces, states_of_paths
 

@@ -56,6 +56,7 @@ from fedpca.errors import (
 )
 from fedpca.protocol.message import Message, encode
 from fedpca.protocol.proof import NO_HEAD, Proof, commitment, digest, statement
+from fedpca.site.store import LEDGER
 
 POLL_S = 0.01  # pause between polls for answers; the server holds a poll until an answer arrives
 NODE_POLL_S = 0.5  # pause between checks of which sites are online
@@ -340,7 +341,7 @@ class FlowerEngine:
                 f"{fingerprint(key)}; compare this fingerprint with the site's"
             )
         if shown.head == NO_HEAD:
-            return SiteFailed("the site cannot write to its ledger")
+            return SiteFailed(LEDGER.unsaved)
         self.proofs[name] = {
             "head": shown.head,
             "digest_in": asked.digest,

@@ -31,6 +31,7 @@ from fedpca.errors import InputError
 from fedpca.site.answer_log import AnswerLog
 from fedpca.site.policy import JOINING, Policy
 from fedpca.site.site import Site
+from fedpca.site.store import LEDGER
 
 log = logging.getLogger("fedpca.site")
 
@@ -103,7 +104,7 @@ class NodeSettings:
             weight=self.weight or None,
         )
         site.keeps_process = False
-        return AnswerLog(site, folder / "ledger.jsonl", log.info)
+        return AnswerLog(site, LEDGER.path(folder, self.name), log.info)
 
 
 def settings_of(context: Context) -> NodeSettings:

@@ -24,6 +24,7 @@ from fedpca.protocol.question import question
 from fedpca.rows.in_memory import refuse_non_finite
 from fedpca.rows.leading import TOL, leading_directions
 from fedpca.rows.standardized import Frame, column_sums, refuse_tiny
+from fedpca.site.store import PERSONALIZED
 from fedpca.solvers.common_features import own_order
 from fedpca.solvers.personalized.local_ranks import LocalRanks
 from fedpca.solvers.personalized.projections import Basis
@@ -199,7 +200,7 @@ def finish_personalized(
     along = np.einsum("ij,ij->j", U, gram_times(site, U))
     site.remember(LocalPart(along, values))
     site.remember(Basis(V, 1.0, values))
-    path = site.file(".fedpca")
+    path = site.file(PERSONALIZED)
     if path is not None:
         part = SitePart.from_squares(
             site.rows.n_rows, frame.mean, V, values, along, energy_of(site)

@@ -20,7 +20,7 @@ from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.message import MAX_BYTES
 from fedpca.protocol.plan import NO_KEY, PRIVATE, SECURE, RunPlan
 from fedpca.protocol.question import Question
-from fedpca.site.guard import refusal_of
+from fedpca.site.gate import refusal_of
 from fedpca.site.policy import Policy
 from fedpca.solvers.catalogue import to_plain
 from fedpca.solvers.costs import Sizes

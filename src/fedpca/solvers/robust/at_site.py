@@ -27,6 +27,7 @@ from fedpca.models.outliers import write_outliers
 from fedpca.models.robust import TIMES_MEDIAN, RobustModel, column_sums, separate
 from fedpca.protocol.question import question
 from fedpca.rows.standardized import refuse_large, refuse_overflow
+from fedpca.site.store import OUTLIERS
 from fedpca.solvers.common_features import own_order
 from fedpca.solvers.robust.blocks import (
     PresentRows,
@@ -64,7 +65,6 @@ SUMS = {
 }
 NO_ROWS = np.zeros(0, np.int64)
 MAX_OUTLIER = 1e70  # larger entries are refused, since sums of their squares could overflow
-OUTLIERS = ".outliers.parquet"  # ending of the name of the file in which a site lists its outliers
 
 
 @dataclass(frozen=True)
