@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpca.audit.lying import ATTACKS, OWN, PUBLISHED, attack_site
-from fedpca.report.tables import lying_as_markdown
+from fedpca.audit.lying import ATTACKS, OWN, PUBLISHED, Lying, attack_site
 from fedpca.site.policy import JOINING
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
@@ -25,6 +24,21 @@ clinics = {
     for clinic in ("north", "east", "south")
 }
 
+
+def as_markdown(lying: Lying, policies=None):
+    """Return a table of what each attack recovers under some policies; by default, under all."""
+    policies = list(lying.policies if policies is None else policies)
+    lines = [f"| attack | {' | '.join(policies)} |", f"|---|{'---|' * len(policies)}"]
+    for attack in lying.attacks:
+        outcomes = [lying.of(attack, policy) for policy in policies]
+        cells = [
+            f"**{each.in_words}**, {each.questions:,} questions" if each.has_found else "nothing"
+            for each in outcomes
+        ]
+        lines.append(f"| {attack} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 chosen = [word for word in sys.argv[1:] if word != "--write"] or list(ATTACKS)
 if "--write" in sys.argv and len(chosen) < len(ATTACKS):
     sys.exit("the page must have all attacks; use --write without names")
@@ -33,7 +47,7 @@ tables = {}
 for title, group in groups.items():
     attacks = [name for name in chosen if name in group]
     if attacks:
-        tables[title] = lying_as_markdown(attack_site(clinics, attacks=attacks))
+        tables[title] = as_markdown(attack_site(clinics, attacks=attacks))
 
 # Compare two policies that allow robust PCA by name; the second allows only one run a day.
 allowed = replace(JOINING, allow=("federated", "robust"))
@@ -41,7 +55,7 @@ policies = {"robust allowed": allowed, "one run a day": replace(allowed, max_run
 asks_robust = [name for name in chosen if "RobustPCA" in str(ATTACKS[name].plans)]
 if asks_robust:
     found = attack_site(clinics, policy=policies, attacks=asks_robust)
-    tables["lying_coordinator.py, robust"] = lying_as_markdown(found, policies)
+    tables["lying_coordinator.py, robust"] = as_markdown(found, policies)
 
 page = PAGE.read_text(encoding="utf-8")
 for name, table in tables.items():

@@ -10,7 +10,7 @@ from sklearn.datasets import load_breast_cancer
 
 from fedpca import Policy, Site
 from fedpca.audit.leakage import audit
-from fedpca.report.tables import print_leakage
+from fedpca.cli.terminal import print_facts
 
 # Assign patients to clinics by tumor size, and give each clinic a different column order.
 data = load_breast_cancer()
@@ -41,4 +41,4 @@ for heard, sites, options in (
 ):
     console.print(f"\nThe coordinator observes {heard}.")
     found = audit(sites, 5, scale=True, **{"refits": 0, **options})
-    print_leakage(console, found, by_site=False)
+    print_facts(console, found.facts())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from typer.testing import CliRunner
 
@@ -10,6 +12,12 @@ from support import gapped_rows
 
 NAMES = ["a", "b", "c", "d", "e"]
 ROWS = gapped_rows(np.random.default_rng(0), 80, 5, 2, offset=3.0)
+
+
+def told(done):
+    """The facts that a command printed as lines, by label."""
+    pairs = (re.split(r" {2,}", line, maxsplit=1) for line in done.stdout.splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[0]}
 
 
 def run(*arguments):

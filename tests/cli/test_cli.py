@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.decomposition import PCA
 
-from command_line import ROWS, run
+from command_line import ROWS, run, told
 from fedpca import FederatedPCA, PersonalizedPCA, RobustPCA, load
 from fedpca.errors import SiteFailed
 from fedpca.linalg.dense import sine_of_angle
@@ -20,7 +20,9 @@ def test_fit_transform_and_info(sites, tmp_path):
     model = tmp_path / "m.fedpca"
     done = run("fit", *sites, "-k", 2, "-o", model)
     assert done.exit_code == 0, done.output
-    assert "2 components from 5 features and 80 rows at 2 sites" in done.output
+    shown = told(done)
+    assert (shown["components"], shown["features"], shown["rows"]) == ("2", "5", "80")
+    assert shown["sites"] == "2"
     reference = PCA(2).fit(ROWS)
     assert sine_of_angle(reference.components_.T, load(model).components_.T) < 1e-9
 
@@ -33,8 +35,10 @@ def test_fit_transform_and_info(sites, tmp_path):
         np.testing.assert_allclose(table, reference.transform(rows), atol=1e-8)
 
     done = run("info", model)
-    assert "solver covariance (exact)" in done.output
-    assert "of each site's variance explained: north" in done.output
+    shown = told(done)
+    assert shown["solver"] == "covariance"
+    assert shown["stop reason"].startswith("exact (")
+    assert "Share of each site's variance" in done.output
 
 
 @pytest.mark.parametrize(("solver", "columns"), [("covariance", 3), ("merge", 4)])
@@ -50,7 +54,7 @@ def test_fit_shows_the_influence_of_each_site_and_the_file_does_not_keep_it(
         if "site" in line and "rows" in line and "variance" in line
     ]
     assert titles.split()[1::2] == ["site", "rows", "variance", "caused", "angle"][: columns + 1]
-    (north,) = [line for line in done.output.splitlines() if "north" in line and "37.5%" in line]
+    (north,) = [line for line in done.output.splitlines() if "north" in line and "37.50%" in line]
     assert north.count("%") == 3
     assert "Influence of each site" not in run("info", model).output
 
@@ -77,9 +81,9 @@ def test_info_names_the_parts_of_a_sites_variance_rightly(sites, tmp_path):
     model.site_variance_["a"] = {"shared": 0.125, "local": 0.25, "left": 0.625}
     model.save(tmp_path / "m.fedpca")
     row = next(
-        line for line in run("info", tmp_path / "m.fedpca").output.split("\n") if "12.5%" in line
+        line for line in run("info", tmp_path / "m.fedpca").output.split("\n") if "12.50%" in line
     )
-    assert row.index("12.5%") < row.index("25.0%") < row.index("62.5%")
+    assert row.index("12.50%") < row.index("25.00%") < row.index("62.50%")
 
 
 def test_info_lists_what_left_a_site(sites, tmp_path):
@@ -232,9 +236,9 @@ def test_a_failed_run_ends_with_1(sites, tmp_path, monkeypatch):
 def test_demo_shows_that_federated_equals_pooled():
     done = run("demo")
     assert done.exit_code == 0
-    assert "5 rounds" in done.output
-    angle = float(done.output.split("subspaces: ")[1].split()[0])
-    assert angle < 1e-10
+    shown = told(done)
+    assert shown["rounds"] == "5"
+    assert float(shown["sine of the largest angle between the two subspaces"]) < 1e-10
 
 
 def test_version_and_help():
@@ -261,7 +265,7 @@ def test_info_tells_who_was_lost(tmp_path, sites):
     }
     model.run_.lost.append(loss)
     model.save(tmp_path / "m")
-    assert "lost in round 3: site 'west': too slow" in run("info", tmp_path / "m").output
+    assert "Lost in round 3: site 'west': too slow" in run("info", tmp_path / "m").output
 
 
 def test_brackets_in_names_are_text(tmp_path):
@@ -298,9 +302,9 @@ def test_a_robust_model_is_shown_and_used(tmp_path):
     np.save(tmp_path / "rows.npy", rows)
     pca = RobustPCA(2, center="none", random_state=0).fit({"a": rows[:30], "b": rows[30:]})
     pca.save(tmp_path / "m.fedpca")
-    shown = run("info", tmp_path / "m.fedpca").stdout
-    assert "2 components from 5 features and 60 rows at 2 sites, with outliers separated" in shown
-    assert "outliers among each site's entries" in " ".join(shown.split())
+    shown = run("info", tmp_path / "m.fedpca")
+    assert told(shown)["threshold"].startswith(f"{pca.threshold_:.3g} (")
+    assert "outliers among each site's entries" in shown.stdout
     scores = tmp_path / "scores.parquet"
     assert (
         run("transform", tmp_path / "m.fedpca", tmp_path / "rows.npy", "-o", scores).exit_code == 0
@@ -317,8 +321,8 @@ def test_a_personalized_model_is_shown_and_used_for_one_site(tmp_path):
     model, scores = tmp_path / "m.fedpca", tmp_path / "scores.parquet"
     pca.save(model)
     shown = run("info", model, "--ledger")
-    assert "1 shared components from 5 features and 60 rows" in shown.stdout
-    assert "misalignment" in shown.stdout
+    assert told(shown)["components"] == "1"
+    assert told(shown)["misalignment"].startswith(f"{pca.misalignment_:.3g} (")
     assert "power_step" in shown.stdout
     which = run("transform", model, tmp_path / "north.npy", "-o", scores)
     assert which.exit_code == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from command_line import run
+from command_line import run, told
 from fedpca import FederatedPCA, load
 
 D = 12
@@ -46,14 +46,12 @@ def test_the_shell_prints_what_a_diagnosis_finds(folder, tmp_path):
     more += ["--report", tmp_path / "d.html"]
     done = run("diagnose", folder / "m.fedpca", *files_of(folder), *more)
     assert done.exit_code == 0, done.stderr
-    for text in (
-        "median of the rules: 2",
-        "permutations",
-        "b stands out in its mean, along x3 +",
-        "limits for new rows, beyond which 1.00% of ordinary rows are",
-        "bytes from the sites",
-    ):
-        assert text in done.stdout
+    shown = told(done)
+    assert shown["median of the rules"] == "2"
+    assert shown["ordinary rows beyond each limit"] == "1.00%"
+    assert int(shown["bytes from the sites"].replace(",", "")) > 0
+    assert "permutations" in done.stdout
+    assert "b stands out in its mean, along x3 +" in done.stdout
     drawn = {path.name for path in (tmp_path / "plots").iterdir()}
     assert drawn == {"scree.svg", "sites.svg", "stability.svg"}
     page = (tmp_path / "d.html").read_text()
@@ -61,7 +59,7 @@ def test_the_shell_prints_what_a_diagnosis_finds(folder, tmp_path):
         ">sign-flips</th>",
         "Their median is 2.",
         "b stands out in its mean, along x3 +",
-        "from the residual spectrum",
+        "Basis: residual spectrum.",
         'aria-label="How far each site is from the others"',
         "(cos2)",
     ):
@@ -101,8 +99,7 @@ def test_without_a_site_map_the_tables_say_what_sums_tell(folder, tmp_path):
         "--report",
         tmp_path / "d.html",
     )
-    assert "no map of sites: secure sums hide" in done.stdout
-    assert "from sums alone" in done.stdout
+    assert told(done)["no map of sites"].startswith("secure sums hide")
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["scree.svg"]
     page = (tmp_path / "d.html").read_text()
     assert "There is no map of sites: secure sums hide" in page

@@ -41,11 +41,11 @@ def test_features_without_names_are_shown_by_their_position(tmp_path):
 def test_names_are_folded_on_a_narrow_terminal_and_never_cut(model):
     from rich.console import Console
 
-    from fedpca.report.tables import print_model
+    from fedpca.cli.terminal import print_facts
 
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=60, no_color=True, markup=False)
-    print_model(console, load(model))
+    print_facts(console, load(model).facts())
     shown = text.getvalue()
     assert "…" not in shown
     words = " ".join(shown.replace("│", " ").split())

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from command_line import ROWS, run
+from command_line import ROWS, run, told
 from fedpca import FederatedPCA, Site
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import FileError
@@ -66,9 +66,12 @@ def test_a_whole_ledger_is_found_by_itself(ledger):
     for words in ((), (ledger,), ("--site", "north")):
         done = run("ledger", "verify", *words)
         assert done.exit_code == 0
-        assert f"{ledger}: 3 entries from 0 runs, and the chain is whole" in done.output
-        assert f"head {head}" in done.output
-        assert "use --model to see whether the last lines were removed" in done.output
+        shown = told(done)
+        assert (shown["entries"], shown["runs"], shown["chain is whole"]) == ("3", "0", "yes")
+        assert (shown["head"], shown["file"]) == (head, str(ledger))
+        assert shown["proof"] == "use --model to see whether the last lines were removed"
+        plain = json.loads(run("ledger", "verify", *words, "--json").stdout)
+        assert (plain["entries"], plain["head"], plain["proof"]) == (3, head, None)
 
 
 def test_which_ledger_is_meant_must_be_clear(ledger):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import fedpca
+from command_line import told
 from fedpca import FederatedPCA, Privacy
 from fedpca.cli.app import app
-from fedpca.report.plans import in_units
+from fedpca.facts import size
 from fedpca.solvers import SOLVERS
 
 BASIC = ["plan", "--rows", "3000", "--features", "20", "-k", "3", "--sites", "4"]
@@ -25,22 +25,24 @@ def planned(*words):
     return CliRunner().invoke(app, [*BASIC, *words], terminal_width=200)
 
 
-def share_in(text):
-    return float(re.search(r"keep ([\d.]+)% of the variance", " ".join(text.split()))[1]) / 100
+def share_in(result):
+    return json.loads(result.stdout)["share"]
 
 
 def test_every_solver_is_listed_with_its_bytes():
-    text = planned(*QUIET).output
+    result = planned(*QUIET)
+    text = result.output
     plan = fedpca.plan(3000, 20, 3, sites=4, flops=1e10, read_rate=1e9)
     lines = {line.split()[1]: line for line in text.splitlines() if " \u2502 " in line}
     assert list(lines) == list(SOLVERS)
     for name, line in lines.items():
-        for size in (plan[name].rounds, plan[name].site_bytes, plan[name].bytes):
-            assert f" {size:,} " in line
+        for number in (plan[name].rounds, plan[name].site_bytes, plan[name].bytes):
+            assert f" {number:,} " in line
         assert f" {plan[name].seconds:,.2f} " in line
-    assert text.count("(auto)") == 1
-    assert f"Take {plan.recommended}: {plan.reason}." in text
-    assert "Assumed: variances fall as 1, 1/2, 1/3, and so on; " in text
+    assert text.count(" auto ") == 1
+    shown = told(result)
+    assert (shown["recommended"], shown["reason"]) == (plan.recommended, plan.reason)
+    assert shown["assumed"] == "; ".join(plan.assumes)
 
 
 def test_a_policy_is_asked(tmp_path):
@@ -49,23 +51,32 @@ def test_a_policy_is_asked(tmp_path):
     assert result.exit_code == 2
     assert "allow has 'power'; use 'federated', which includes" in result.output
     (tmp_path / "policy.toml").write_text('allow = ["merge"]\nend = true\n')
-    text = planned(*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml")).output
-    assert text.count(" refused ") == 2
-    assert "covariance: refused: the policy does not allow 'federated', only merge" in text
-    assert "merge: refused: FederatedPCA with solver 'merge' shows the coordinator" in text
+    words = (*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml"))
+    plain = json.loads(planned(*words, "--json").stdout)
+    refused = {each["solver"]: each["refusal"] for each in plain["solvers"]}
+    assert "the policy does not allow 'federated', only merge" in refused["covariance"]
+    assert "FederatedPCA with solver 'merge' shows the coordinator" in refused["merge"]
+    assert plain["recommended"] is None
+    text = planned(*words).output
+    assert all(reason in text for reason in refused.values())
     assert "no solver is possible" in text
 
 
 def test_secure_sums_are_about_as_large():
     text = planned(*QUIET, *FEW, "--secure").output
-    assert text.count("about ") >= 4
-    assert "merge: not possible: it needs each site's answers, which secure sums hide" in text
+    assert text.count(" about ") >= 2
+    plain = json.loads(planned(*QUIET, *FEW, "--secure", "--json").stdout)
+    problems = {each["solver"]: each["problem"] for each in plain["solvers"]}
+    assert problems["merge"] == "it needs each site's answers, which secure sums hide"
+    assert problems["merge"] in text
 
 
 def test_a_solver_that_would_run_out_of_rounds_is_marked():
-    text = planned(*QUIET, "--solver", "power", "--max-rounds", "5").output
-    assert " 9+ " in text or " 10+ " in text
-    assert "+ would run out of rounds" in text
+    words = (*QUIET, "--solver", "power", "--max-rounds", "5")
+    plain = json.loads(planned(*words, "--json").stdout)
+    assert plain["solvers"][0]["stop_reason"] == "max_rounds"
+    text = planned(*words).output
+    assert " max_rounds " in text
     assert "no solver is possible: power: it would run out of rounds" in text
 
 
@@ -79,9 +90,12 @@ def test_other_programs_read_the_plan_as_json(tmp_path):
     assert plain["speed"]["flops"] == 1e10
 
 
-@pytest.mark.parametrize("size", [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (26e6, "26 MB")])
-def test_sizes_are_shown_in_units(size):
-    assert in_units(int(size[0])) == size[1]
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (26e6, "26.0 MB"), (2e13, "20.0 TB")],
+)
+def test_sizes_are_shown_in_units(n_bytes, text):
+    assert size(n_bytes) == text
 
 
 def test_the_expected_share_is_that_of_real_fits_to_rows_like_the_public_ones(tmp_path):
@@ -89,7 +103,7 @@ def test_the_expected_share_is_that_of_real_fits_to_rows_like_the_public_ones(tm
     deviations = np.array([3.0, 2.0, 1.5] + 17 * [0.5])
     public, private = (rng.standard_normal((3000, 20)) * deviations for _ in range(2))
     FederatedPCA(5).fit(public).save(tmp_path / "public.fedpca")
-    result = planned(*PROMISE, "--like", str(tmp_path / "public.fedpca"))
+    result = planned(*PROMISE, "--json", "--like", str(tmp_path / "public.fedpca"))
     exact = FederatedPCA(3).fit(private).components_
     kept = []
     for _ in range(5):
@@ -97,12 +111,12 @@ def test_the_expected_share_is_that_of_real_fits_to_rows_like_the_public_ones(tm
         found = FederatedPCA(3, privacy=promise).fit(np.array_split(private, 4)).components_
         scatter = private.T @ private
         kept.append(np.trace(found @ scatter @ found.T) / np.trace(exact @ scatter @ exact.T))
-    assert abs(share_in(result.output) - np.mean(kept)) < 0.03
+    assert abs(share_in(result) - np.mean(kept)) < 0.03
 
 
 def test_more_privacy_keeps_less():
     shares = [
-        share_in(planned("--epsilon", epsilon, *PROMISE[2:]).output) for epsilon in ("0.05", "1")
+        share_in(planned("--epsilon", epsilon, *PROMISE[2:], "--json")) for epsilon in ("0.05", "1")
     ]
     assert shares[0] < 0.9 < shares[1]
 

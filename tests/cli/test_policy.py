@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from command_line import run
+from command_line import run, told
 from fedpca import Policy
 from fedpca.site.policy import JOINING
 from fedpca.solvers import SOLVERS
@@ -50,7 +50,7 @@ def test_the_default_policy_admits_the_exact_solvers_over_sums_and_no_others(fol
     run("policy")
     done = run("policy", "--check", "policy.toml", "--solver", name, "-k", "3")
     assert done.exit_code == (0 if is_usual else 1), done.output
-    assert done.output.startswith("admitted: FederatedPCA" if is_usual else "refused: ")
+    assert told(done)["admitted"] == ("yes" if is_usual else "no")
     opened = write(
         folder, f'allow = ["federated"{"" if is_usual else f", {name!r}"}]\ngather = true'
     )
@@ -72,10 +72,12 @@ def test_a_check_names_the_rule_that_refuses(folder):
     ):
         done = run("policy", "--check", write(folder, text), *options)
         assert done.exit_code == (2 if rule is None else 1), done.output
-        assert done.output.startswith("refused: " if rule else "error: ")
+        assert (told(done).get("admitted") == "no") == (rule is not None)
         assert (rule or "unknown solver 'nonsense'") in " ".join(done.output.split())
     done = run("policy", "--check", write(folder, "min_sites = 4"), "-k", "3", "--sites", "a,b,c,d")
-    assert done.output == "admitted: FederatedPCA with solver 'auto' at 4 sites\n"
+    shown = told(done)
+    assert (shown["program"], shown["solver"], shown["sites"]) == ("FederatedPCA", "auto", "4")
+    assert shown["admitted"] == "yes"
     assert run("policy", "--check", write(folder, 'allow = ["any"]'), *MERGE).exit_code == 0
 
 
@@ -172,7 +174,7 @@ def test_the_default_policy_opens_no_other_method(folder, options):
     run("policy")
     done = run("policy", "--check", "policy.toml", "--sites", "north,south", *options)
     assert done.exit_code == 1
-    assert done.output.startswith("refused: ")
+    assert told(done)["admitted"] == "no"
 
 
 def test_a_policy_that_requires_secure_sums_admits_plans_that_have_them(folder):
@@ -182,7 +184,7 @@ def test_a_policy_that_requires_secure_sums_admits_plans_that_have_them(folder):
     assert "requires secure sums, but the plan has none" in plain.output
     done = run("policy", "--check", secure, "-k", "3", "--secure")
     assert done.exit_code == 0, done.output
-    assert "at 3 sites, with secure sums" in done.output
+    assert (told(done)["sites"], told(done)["secure sums"]) == ("3", "yes")
     alone = run("policy", "--check", secure, "-k", "3", "--secure", "--sites", "1")
     assert alone.exit_code == 2
     assert "use at least two sites" in alone.output

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from command_line import run
+from command_line import run, told
 from fedpca import FederatedPCA, Federation, Policy, Privacy, Site, load
 from fedpca.errors import FileError
 from fedpca.privacy.gaussian import epsilon_of, mu_of
@@ -47,12 +47,9 @@ def test_a_private_fit_of_files_is_secure_and_says_what_it_promised_and_spent(fo
     assert model.privacy == Privacy(1.0, 1e-6, 12.0, n_silent=0)
     assert model.run_.secure
     assert model.run_.privacy["epsilon"] == pytest.approx(1.0)
-    said = (
-        "differential privacy: epsilon 1 at delta 1e-06 for each row; rows count up to 12 from the "
-        "mean; spent: epsilon 1"
-    )
-    assert said in words(done)
-    assert said in words(run("info", "m.fedpca"))
+    for said in (told(done), told(run("info", "m.fedpca"))):
+        assert said["epsilon promised for each row"] == said["epsilon spent"] == "1"
+        assert (said["delta"], said["distance up to which rows count"]) == ("1e-06", "12")
     shown = json.loads(run("info", "m.fedpca", "--json").stdout)
     assert shown["run"]["privacy"] == model.run_.privacy
 
@@ -106,10 +103,8 @@ def test_a_run_that_started_over_says_that_it_spent_more_than_it_promised(folder
     )
     model.run_.privacy |= {"mu": 0.4, "epsilon": epsilon_of(0.4, 1e-6)}
     model.save("m.fedpca")
-    spent = (
-        f"the run started over: it spent epsilon {epsilon_of(0.4, 1e-6):.4g}, more than promised"
-    )
-    assert spent in words(run("info", "m.fedpca"))
+    spent = told(run("info", "m.fedpca"))["epsilon spent"]
+    assert spent.startswith(f"{epsilon_of(0.4, 1e-6):.4g} (the run started over")
 
 
 def test_a_fit_without_noise_promises_nothing_in_words_and_in_json(folder):
@@ -178,10 +173,10 @@ def test_a_budget_shows_runs_totals_and_what_is_left(folder, spent):
         done = run("budget", *where, "--policy", "policy.toml")
         assert done.exit_code == 0, done.output
         assert "heart \\x1b[2J study" in done.output
-        assert (
-            f"4 answers in 2 runs have spent epsilon {epsilon_of(TOTAL, 1e-6):.4g} at delta 1e-06, and "
-            f"the chain is whole epsilon {left:.4g} of 2 is left with policy.toml"
-        ) in words(done)
+        said = told(done)
+        assert (said["answers"], said["runs"], said["delta"]) == ("4", "2", "1e-06")
+        assert said["epsilon spent"] == f"{epsilon_of(TOTAL, 1e-6):.4g}"
+        assert (said["epsilon left"], said["epsilon of the policy"]) == (f"{left:.4g}", "2")
     read = Spent.read(spent)
     shown = json.loads(run("budget", "--json", "--delta", "1e-5").stdout)
     assert (shown["delta"], shown["head"]) == (1e-5, read.heads[-1])
@@ -193,11 +188,11 @@ def test_a_budget_shows_runs_totals_and_what_is_left(folder, spent):
     assert shown["left"] == pytest.approx(
         epsilon_of(math.sqrt(mu_of(10.0, 1e-6) ** 2 - TOTAL**2), 1e-5)
     )
-    assert "of 10 is left with the default policy" in words(run("budget"))
+    assert told(run("budget"))["epsilon of the policy"] == "10"
     (folder / "policy.toml").write_text("run_epsilon = 0.2\nend = true\n")
-    assert "of 2 is left with policy.toml" in words(run("budget", "--policy", "policy.toml"))
+    assert told(run("budget", "--policy", "policy.toml"))["epsilon of the policy"] == "2"
     (folder / "policy.toml").write_text('allow = ["any"]\nend = true\n')
-    assert "is left" not in words(run("budget", "--policy", "policy.toml"))
+    assert "epsilon left" not in told(run("budget", "--policy", "policy.toml"))
     (folder / "policy.toml").write_text("max_epsilon = 1\ndelta = 1e-7\nend = true\n")
     shown = json.loads(run("budget", "--json", "--policy", "policy.toml").stdout)
     assert (shown["delta"], shown["total_epsilon"], shown["left"]) == (1e-7, 1.0, 0.0)
@@ -206,7 +201,7 @@ def test_a_budget_shows_runs_totals_and_what_is_left(folder, spent):
 def test_an_infinite_epsilon_is_shown_as_such(folder):
     site = Site(ROWS, name="north", store=folder / "home" / "sites" / "north")
     fitted_quietly(FederatedPCA(2, privacy=Privacy(math.inf, 1e-6, 12.0)), Federation.local([site]))
-    assert "have spent epsilon infinite at delta" in words(run("budget"))
+    assert told(run("budget"))["epsilon spent"] == "infinite"
     assert json.loads(run("budget", "--json").stdout)["epsilon"] is None
 
 
@@ -220,7 +215,7 @@ def test_an_altered_budget_exits_with_1_and_a_torn_one_says_so(folder, spent):
     done = run("budget")
     assert done.exit_code == 0
     assert "line 4 is torn" in done.output
-    assert "3 answers in 2 runs" in done.output
+    assert (told(done)["answers"], told(done)["runs"]) == ("3", "2")
 
 
 def test_a_site_with_a_damaged_budget_does_not_join(folder, spent):
@@ -234,7 +229,8 @@ def test_a_site_with_a_damaged_budget_does_not_join(folder, spent):
 
 
 def test_which_budget_is_meant_must_be_clear(folder, spent):
-    assert "0 answers in 0 runs have spent epsilon 0" in words(run("budget", "--name", "west"))
+    said = told(run("budget", "--name", "west"))
+    assert (said["answers"], said["runs"], said["epsilon spent"]) == ("0", "0", "0")
     done = run("budget", "--delta", "0.5")
     assert done.exit_code == 2
     assert "--delta must be from 1e-15 to 0.1, got 0.5" in words(done)
@@ -260,17 +256,18 @@ def test_a_policy_with_a_budget_is_checked_against_plans(folder):
     check = ("policy", "--check", "policy.toml", "-k", "2")
     done = run(*check)
     assert done.exit_code == 1
-    assert "refused: the policy has max_epsilon=2, so the site takes part only in" in words(done)
+    assert told(done)["refusal"].startswith("the policy has max_epsilon=2, so the site takes part")
     done = run(*check, *PRIVATE_FIT)
     assert done.exit_code == 0
-    assert (
-        "at 3 sites, with secure sums, private with epsilon 1 the check does not know what the site "
-        "has spent; fedpca budget says what is left"
-    ) in words(done)
-    assert "secure" not in run(*check, *PRIVATE_FIT, "--sites", "1").output
+    said = told(done)
+    assert (said["sites"], said["secure sums"]) == ("3", "yes")
+    assert said["epsilon"] == (
+        "1 (the check does not know what the site has spent; fedpca budget says what is left)"
+    )
+    assert told(run(*check, *PRIVATE_FIT, "--sites", "1"))["secure sums"] == "no"
     done = run(*check, "--epsilon", "3", *PRIVATE_FIT[2:])
     assert done.exit_code == 1
-    assert "refused: the run asks for epsilon 3 of the site's privacy budget" in words(done)
+    assert told(done)["refusal"].startswith("the run asks for epsilon 3 of the site's privacy")
     explained = words(run("policy", "--explain", "policy.toml"))
     assert "max_epsilon = 2: Keeps all private runs together" in explained
     (folder / "policy.toml").write_text('require = ["private"]\nend = true\n')
@@ -278,7 +275,7 @@ def test_a_policy_with_a_budget_is_checked_against_plans(folder):
     assert run(*check, *PRIVATE_FIT).exit_code == 0
     done = run(*check, "--epsilon", "1.1", *PRIVATE_FIT[2:])
     assert done.exit_code == 1
-    assert "refused: the policy has run_epsilon=1, but the plan asks for epsilon 1.1" in words(done)
+    assert told(done)["refusal"].startswith("the policy has run_epsilon=1, but the plan asks for")
     assert 'require = ["private"]: ' in words(run("policy", "--explain", "policy.toml"))
 
 
@@ -291,7 +288,7 @@ def test_requests_show_what_a_run_promises_about_each_row(folder):
             Requests(REQUESTS.path(store, "north")).check(plan, "")
     shown = words(run("requests"))
     assert (
-        "privacy epsilon=1.0, delta=1e-06, row_bound=12.0, around=0.0, n_products=5, n_silent=1"
+        "privacy epsilon 1.0, delta 1e-06, row_bound 12.0, around 0.0, n_products 5, n_silent 1"
         in shown
     )
     assert "privacy none: answers have no noise in them" in shown

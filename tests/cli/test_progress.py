@@ -14,7 +14,8 @@ from rich.console import Console
 import forked
 from command_line import run
 from fedpca.cli import progress
-from fedpca.report.remaining import Remaining, size
+from fedpca.facts import size
+from fedpca.report.remaining import Remaining
 
 
 def estimate_after(residuals, tol=1e-10, max_rounds=500, seconds=2.0):

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from command_line import NAMES, ROWS, run
+from command_line import NAMES, ROWS, run, told
 
 
 @pytest.fixture
@@ -21,8 +21,9 @@ def model(sites, tmp_path):
 def test_unchanged_files_are_certified(model, sites):
     done = run("verify", model, *sites)
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[-1].startswith("certified: the sine of the angle between")
-    assert "2 sites, 4 rounds, " in done.stdout
+    shown = told(done)
+    assert shown["verdict"].startswith("certified: the sine of the angle between")
+    assert (shown["sites"], shown["rounds"]) == ("2", "4")
     assert "drifted" not in done.stdout
     assert run("verify", model, *sites, "--quiet").stdout == ""
 
@@ -81,12 +82,12 @@ def test_changed_rows_are_drift_and_the_site_is_named_on_request(model, sites):
     frame.to_parquet(sites[0])
     done = run("verify", model, *sites)
     assert done.exit_code == 1
-    last = done.stdout.splitlines()[-1]
+    last = told(done)["verdict"]
     assert last.startswith("drifted: ")
     assert f"mean along '{NAMES[2]}' changed by" in last
     assert "No site is named, because the sites were not asked or did not answer." in done.stdout
     done = run("verify", model, *sites, "--by-site")
-    assert done.stdout.splitlines()[-1].endswith("; the rows changed at north")
+    assert told(done)["verdict"].endswith("; the rows changed at north")
     assert run("verify", model, *sites, "--tol", "10").exit_code == 0
 
 

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from command_line import told
 from fedpca import FederatedPCA, Federation, load
 from fedpca.engines import credentials
 from fedpca.errors import ApprovalPending, PolicyRefused
@@ -138,8 +139,8 @@ def test_a_fit_begins_once_a_person_has_approved_it(there, near):
     assert "\x1b" not in shown
     assert "a study of \\x1b[2J hearts" in shown
     assert f"run {run} asks for approval: FederatedPCA" in there.log(there.north)
-    approved = there.run("approve", run[:6], "--name", "north").stdout
-    assert f"run {run}: approved" in approved
+    approved = told(there.run("approve", run[:6], "--name", "north"))
+    assert (approved["run"], approved["state"]) == (run, "approved")
     assert fit.wait(HANG_S) == 0, there.log(fit)
     lines = there.log(fit).splitlines()
     assert sum("waits for approval" in line for line in lines) == 1
@@ -306,7 +307,7 @@ def test_an_approval_holds_for_no_fewer_sites_than_the_person_read(there):
         plan = plan_of(there, "shrinking", sites=both)
         assert declare(fed, plan, "west")[0] == "ApprovalPending"
         shown = there.run("requests", "--name", "west").stdout
-        assert "may go on with 2 of these 2 sites" in shown
+        assert "2 (the run may go on with so many sites)" in shown
         assert requests_at(there, "west")["shrinking"]["quorum"] == 2
         there.run("approve", "shrinking", "--name", "west")
         assert declare(fed, plan, "west") == (None, None)

@@ -14,6 +14,7 @@ import pytest
 from sklearn.decomposition import PCA
 
 import forked
+from command_line import told
 from fedpca import FederatedPCA, Privacy, load
 from fedpca.errors import PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
@@ -92,7 +93,7 @@ def test_a_private_fit_is_counted_at_each_site_and_one_beyond_the_budget_refused
     where = ("--federation", there.address, "--credentials", "tls", "--wait", str(HANG_S))
     own = ("--epsilon", "2", "--delta", "1e-6", "--row-bound", "12", "-o", "private.fedpca")
     done = there.run("fit", *where, "-k", "2", *own, "--purpose", "a study")
-    assert "differential privacy: epsilon 2 at delta 1e-06 for each row" in done.stdout
+    assert told(done)["epsilon promised for each row"] == "2"
     far = load(there.folder / "private.fedpca")
     assert far.run_.secure
     assert far.run_.privacy["epsilon"] == pytest.approx(2.0)

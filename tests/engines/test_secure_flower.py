@@ -14,6 +14,7 @@ import pytest
 from sklearn.decomposition import PCA
 
 import forked
+from command_line import told
 from fedpca import FederatedPCA, Federation, load
 from fedpca.engines.base import EngineWrapper
 from fedpca.errors import MessageError, PolicyRefused, QuorumLost
@@ -103,8 +104,8 @@ def test_a_model_is_certified_or_its_drift_named_at_sites_that_are_closed_by_def
     where = ("--federation", there.address, "--credentials", "tls", "--wait", str(HANG_S))
     near.save(there.folder / "near.fedpca")
     done = there.run("verify", "near.fedpca", *where, "--secure", "--by-site")
-    assert "certified: the sine of the angle" in done.stdout
-    assert "3 sites, 4 rounds, " in done.stdout
+    assert told(done)["verdict"].startswith("certified: the sine of the angle")
+    assert (told(done)["sites"], told(done)["rounds"]) == ("3", "4")
     rows = {site: np.load(there.folder / f"{site}.npy") for site in SITES}
     rows["west"][:5, 2] += 1.0  # 5 % of the rows of a site were others when the model was fitted
     LANCZOS().fit(rows).save(there.folder / "before.fedpca")

@@ -21,7 +21,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 def test_the_root_holds_what_everything_needs_and_no_more():
     names = {path.stem for path in SOURCE.glob("*.py")}
-    assert names == {"__init__", "__main__", "_version", "arrays", "errors"}
+    assert names == {"__init__", "__main__", "_version", "arrays", "errors", "facts"}
 
 
 def test_every_folder_says_what_it_is_for():

@@ -8,15 +8,16 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from fedpca import FederatedPCA, PersonalizedPCA, StreamingPCA, diagnose
+from fedpca import FederatedPCA, StreamingPCA, diagnose
 from fedpca.errors import InputError
+from fedpca.estimators.diagnosis import contributions, limits_section
+from fedpca.facts import as_plain
 from fedpca.report import (
     ControlChartDisplay,
     ScreeDisplay,
     SiteMapDisplay,
     StabilityDisplay,
 )
-from fedpca.report.diagnosis import diagnosis_contents
 
 mpl.use("Agg")
 D, K = 9, 2
@@ -95,9 +96,8 @@ def test_a_control_chart_tells_rows_beyond_limits_from_others(found, sites):
     assert not ControlChartDisplay.from_estimator(everything, X).q.max() > 1e-9
 
 
-@pytest.mark.filterwarnings("ignore:misalignment_")
-def test_contents_say_what_is_known_and_what_is_not(found, sites):
-    whole = diagnosis_contents(found.model, found)
+def test_facts_say_what_is_known_and_what_is_not(found, sites):
+    whole = as_plain(found.facts())
     assert json.loads(json.dumps(whole)) == whole
     assert whole["ranks"]["consensus"] == found.ranks.consensus
     assert whole["cost"]["bytes_up"] == found.run_.bytes_up + found.sites_run_.bytes_up
@@ -106,14 +106,9 @@ def test_contents_say_what_is_known_and_what_is_not(found, sites):
     changed = far["most_changed_loading"]
     left = found.sites.sites["far"].components_without
     assert changed["without"] in left
-    alone = diagnosis_contents(found.model)
-    assert alone["ranks"] is alone["sites"] is alone["cos2"] is alone["cost"] is None
-    assert alone["limits"]["basis"] == "residual spectrum"
-    assert alone["components"] == whole["components"]
-    few = diagnosis_contents(FederatedPCA(3).fit(sites["s0"][:4]))
-    assert few["limits"] is None
-    scaled = diagnosis_contents(FederatedPCA(2, scale=True).fit(sites))
-    assert scaled["cos2"]["pc1"]["column 0"] >= 0
-    shared = diagnosis_contents(PersonalizedPCA(1, 1, random_state=0).fit(sites))
-    assert shared["contributions"] is None
-    assert {row.get("site") for row in shared["components"]} == {None, *sites}
+    features, cos2 = contributions(found.model)
+    assert [number for number, _ in features.rows] == ["1", "2"]
+    assert cos2 is None
+    assert contributions(FederatedPCA(2, scale=True).fit(sites))[1]["pc1"]["column 0"] >= 0
+    assert limits_section(found.model)["basis"].value == "residual spectrum"
+    assert limits_section(FederatedPCA(3).fit(sites["s0"][:4]))["limits"].value is None

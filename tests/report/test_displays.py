@@ -75,7 +75,7 @@ def test_streams_and_summaries_have_components_to_draw():
         assert len(ScreeDisplay.from_estimator(model).ax_.patches) == 2
         with pytest.raises(InputError, match="no record of a run"):
             ConvergenceDisplay.from_estimator(model)
-        with pytest.raises(InputError, match="does not have the share of the site's variance"):
+        with pytest.raises(InputError, match="does not have shares for its sites"):
             SiteSharesDisplay.from_estimator(model)
 
 

@@ -7,7 +7,9 @@ import hashlib
 import re
 from collections import Counter
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +25,7 @@ from fedpca import (
     Summary,
     diagnose,
 )
+from fedpca.coordinator.record import STOPPED, StopReason
 from fedpca.errors import InputError
 from fedpca.privacy.gaussian import Privacy
 from fedpca.report import page, page_diagnosis
@@ -80,8 +83,8 @@ def test_every_kind_of_model_has_a_page(kind, tmp_path):
         }[kind].fit(ROWS if kind == "stream" else PARTS)
     text = page.report_page(fitted, "m.fedpca")
     assert "<h2>Loadings</h2>" in text
-    assert ("differential privacy: epsilon" in text.lower()) == (kind == "private")
-    assert ("Sums were secure" in text) == (kind == "private")
+    assert ("Epsilon promised for each row" in text) == (kind == "private")
+    assert ("Secure sums" in text) == (kind == "private")
     assert ("<h2>What crossed</h2>" in text) == (kind not in ("stream", "summary"))
     assert ("<h2>Outliers</h2>" in text) == (kind == "robust")
     assert ("Misalignment" in text) == (kind == "personalized")
@@ -89,6 +92,17 @@ def test_every_kind_of_model_has_a_page(kind, tmp_path):
     assert ("exactly those of the pooled rows" in certain) == (kind in ("stream", "summary"))
     for of in ("Variance explained", "Features with the largest loadings on component"):
         assert f'aria-label="{of}' in text
+
+
+def test_every_stop_reason_has_words_on_a_page():
+    assert set(STOPPED) == set(get_args(StopReason))
+    settings = Privacy(epsilon=1e6, delta=1e-6, row_bound=100.0)
+    model = FederatedPCA(2, privacy=settings).fit(PARTS["north"])
+    assert model.run_.stop_reason == "private"
+    for reason in get_args(StopReason):
+        model.run_.stop_reason = reason
+        certain = page.report_page(model, "m.fedpca").split("<h2>How certain this is</h2>")[1]
+        assert escape(STOPPED[reason][""]) in certain
 
 
 def test_what_went_wrong_is_at_the_top():
@@ -131,11 +145,10 @@ def test_counts_below_the_minimum_are_not_shown(written, tmp_path):
     assert "<dt>rows</dt><dd>fewer than 81</dd>" in (tmp_path / "m.html").read_text()
     assert "<dt>rows</dt><dd>80</dd>" in written.read_text()
     model = RobustPCA(2, random_state=0).fit(PARTS)
-    for n, shown in ((4, "<p>fewer than 5 rows lie apart"), (5, "<p>5 rows lie apart"), (0, "")):
+    for n, shown in ((4, "fewer than 5"), (5, "5"), (0, "0")):
         model.n_left_out_ = n
-        text = "".join(page._outliers(model, 5))
-        assert (shown or "An entry is") in text
-        assert ("lie apart" in text) == (n > 0)
+        text = page.report_page(model, "m.fedpca", 5)
+        assert f"<p>Rows left out: {shown}." in text
     with pytest.raises(InputError, match="min_count=0"):
         page.report_page(model, "m.fedpca", 0)
 

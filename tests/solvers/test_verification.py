@@ -14,6 +14,7 @@ import fedpca
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, Policy, Privacy, StreamingPCA
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.estimators.verifying import claim_of
+from fedpca.facts import as_plain
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import FEDERATED, find_script
@@ -221,7 +222,7 @@ def test_more_drift_may_be_accepted():
 
 def test_a_verdict_is_plain_values():
     verdict = fedpca.verify(FederatedPCA(3).fit(ROWS), changed(ROWS))
-    plain = json.loads(json.dumps(verdict.to_plain()))
+    plain = json.loads(json.dumps(as_plain(verdict.facts())))
     assert plain["certified"] is False
     names = [each["name"] for each in plain["statistics"] if each["has_drifted"]]
     assert "mean" in names

@@ -10,6 +10,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.audit.transcript import LISTENERS
 from fedpca.errors import InputError
+from fedpca.facts import COUNT, SHARE, Column, Records, Sections, ValueKind
 
 MAX_PAIR_ERROR = 0.1  # an eigenpair counts as exposed at or below this relative error
 
@@ -72,6 +73,53 @@ class Leakage:
         """Return the smallest error after each round that was attacked."""
         rounds = sorted({e.round for e in self.of(solver, listener, site)})
         return [(r, self.best(solver, listener, site, r).error) for r in rounds]
+
+    def facts(self, *, by_site: bool = False) -> Sections:
+        """Return the best attack on the most exposed site, or on every site, for each listener."""
+        rows = []
+        for solver in self.solvers:
+            for listener in HEARD:
+                ends = [self.best(solver, listener, site) for site in self.sites]
+                for end in ends if by_site else [min(ends, key=lambda e: e.error)]:
+                    early = [self.best(solver, listener, end.site, n).error for n in (1, 10)]
+                    best = (solver, listener, end.site, end.attack, *early)
+                    rows.append((*best, end.error, end.round, end.exposed))
+        masked = ", which is masked unless it is gathered" if self.is_secure else ""
+        heard = [
+            (f"'{name}' hears {LISTENERS[name]}{masked if name == 'seen' else ''}.",)
+            for name in HEARD
+        ]
+        return (
+            Records("exposures", EXPOSED, rows, TITLE, ABOUT),
+            Records("guesses", GUESS, [*self.guesses.items()], GUESSES, by_first=True),
+            Records(None, (Column("text"),), heard, as_lines=True),
+        )
+
+
+def _error(error: float) -> str:
+    return f"{error:.2f}" if error > 0.01 else f"{error:.0e}"
+
+
+HEARD = ("seen", "summed")  # the listeners that a table shows
+ERROR = ValueKind(_error)
+TITLE = "Relative error of the best estimate of a site's covariance, by rounds"
+ABOUT = (
+    "An error of 0 means that the covariance is known; 1 is no better than guessing zero. 'exposed' is "
+    "the share of the site's variance on eigenvectors known to within 10%."
+)
+GUESSES = "Errors of guesses that use no messages"
+GUESS = (Column("site"), Column("error", ERROR))
+EXPOSED = (
+    Column("solver"),
+    Column("listener"),
+    Column("site"),
+    Column("attack", label="best attack"),
+    Column("error_1", ERROR, "1"),
+    Column("error_10", ERROR, "10"),
+    Column("error", ERROR, "all"),
+    Column("rounds", COUNT),
+    Column("exposed", SHARE),
+)
 
 
 class Target(NamedTuple):

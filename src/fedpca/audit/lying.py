@@ -45,6 +45,7 @@ from fedpca.audit.liar import (
     score,
 )
 from fedpca.errors import InputError
+from fedpca.facts import COUNT, DATA, Column, Fact, Records, Section, Sections, ValueKind
 from fedpca.protocol.plan import MAX_ROUNDS
 from fedpca.site.policy import JOINING, TRUSTING, Policy
 from fedpca.site.site import Site
@@ -326,6 +327,70 @@ class Lying:
         return [
             each for each in self.outcomes if each.policy == policy and each.is_better_than_guess
         ]
+
+    def facts(self) -> Sections:
+        """Return what each attack recovers under each policy, or what stopped it, as sections."""
+        tables = [
+            self._recovered("What a lying coordinator recovers", OWN),
+            self._recovered("What a lying coordinator recovers with published attacks", PUBLISHED),
+        ]
+        stopped = [
+            (each.attack, each.policy, each.rules[0])
+            for each in self.outcomes
+            if not each.has_found and each.rules
+        ]
+        words = [
+            (
+                name,
+                ATTACKS[name].words,
+                f"Source: {ATTACKS[name].source}." * bool(ATTACKS[name].source),
+            )
+            for name in self.attacks
+        ]
+        better = [
+            (policy, [each.attack for each in self.better_than_guess(policy)])
+            for policy in self.policies
+        ]
+        guess = (
+            Fact("records", self.guess.records, COUNT, "records guessed from the published model"),
+            Fact("values", self.guess.values, COUNT, "values guessed from the published model"),
+        )
+        return (
+            *tables,
+            Records("stopped", STOPPED_BY, stopped, "What stopped it"),
+            Records("attacks", ATTACK, words, as_lines=True),
+            Section("guess", guess),
+            Records("better_than_guess", BETTER, better, "Attacks that do better", by_first=True),
+            Records(
+                "policies",
+                POLICY,
+                [(k, p.in_words()) for k, p in self.policies.items()],
+                by_first=True,
+            ),
+            Records("outcomes", OUTCOME, self.outcomes),
+        )
+
+    def _recovered(self, title: str, group: Iterable[str]) -> Records:
+        """Return a line for each attack of a group, with what it recovers under each policy."""
+        columns, rows = [Column("attack")], []
+        for policy in self.policies:
+            columns += [Column(policy), Column(f"{policy} questions", COUNT, "questions")]
+        for attack in filter(self.attacks.__contains__, group):
+            outcomes = [self.of(attack, policy) for policy in self.policies]
+            rows.append(
+                (attack, *(x for each in outcomes for x in (each.in_words, each.questions)))
+            )
+        return Records(None, tuple(columns), rows, title)
+
+
+STOPPED_BY = (Column("attack"), Column("policy"), Column("rule"))
+ATTACK = (Column("attack"), Column("words"), Column("source"))
+BETTER = (
+    Column("policy"),
+    Column("attacks", ValueKind(lambda names: ", ".join(names) or "none", False)),
+)
+POLICY = (Column("policy", DATA), Column("rules", DATA))
+OUTCOME = tuple(Column(name, DATA) for name in Outcome._fields)
 
 
 def attack_site(

@@ -10,14 +10,17 @@ from typing import Annotated
 import typer
 
 from fedpca.audit import leakage
+from fedpca.audit.exposures import Exposure
 from fedpca.audit.lying import ATTACKS, attack_site
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
+from fedpca.cli.info import refuse_both
 from fedpca.cli.option_groups import with_groups
 from fedpca.cli.options import (
     FILES,
     Components,
     Databases,
     Force,
+    Json,
     MaxRounds,
     Missing,
     Quiet,
@@ -27,21 +30,18 @@ from fedpca.cli.options import (
     sources_of,
 )
 from fedpca.cli.progress import OnDone, counting
+from fedpca.cli.terminal import show
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA
+from fedpca.facts import Records, find
+from fedpca.report.contents import as_csv, records_as_csv
 from fedpca.report.drawing import check_plot_file, pyplot, save_figure
 from fedpca.report.privacy_displays import LeakDisplay
-from fedpca.report.tables import (
-    lying_as_csv,
-    lying_as_json,
-    print_leakage,
-    print_lying,
-    write_exposures,
-)
 from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.site.policy import Policy
 from fedpca.site.site import Site
 from fedpca.solvers import SOLVERS
+from fedpca.storage import atomic
 
 DEFAULTS = FederatedPCA()
 
@@ -104,9 +104,7 @@ def audit(
     csv: Annotated[
         bool, typer.Option("--csv", help="With --lying: print the table as CSV.")
     ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="With --lying: print the table as JSON.")
-    ] = False,
+    json: Json = False,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -122,7 +120,7 @@ def audit(
     records and values of the first site the coordinator recovers. The policies are one that allows
     everything, the default of `fedpca join`, and the one given with --policy.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         if lying and secure:
             raise InputError(
                 "--secure does not apply to --lying, which attacks a single site; omit one of them"
@@ -133,10 +131,8 @@ def audit(
                 raise InputError("--missing does not apply to --lying; omit one of them")
             _attack_as_liar(opened_sites(sources, reading), policy, csv, json, quiet)
             return
-        if policy is not None or csv or json:
-            raise InputError(
-                "--policy, --csv, and --json require --lying; add --lying, or omit them"
-            )
+        if policy is not None or csv:
+            raise InputError("--policy and --csv require --lying; add --lying, or omit them")
         for path in (table, plot):
             if path is not None:
                 refuse_overwriting(path, force)
@@ -161,13 +157,15 @@ def audit(
                 missing=missing or DEFAULTS.missing,
                 max_rounds=max_rounds,
             )
-        print_leakage(out, measured, by_site)
+        show(measured.facts(by_site=by_site), json=json)
         if table is not None:
-            write_exposures(table, measured)
-            out.print(f"Wrote {table}")
+            with atomic.writing(table) as temporary:
+                temporary.write_text(as_csv(Exposure._fields, measured.exposures) + "\n")
         if plot is not None:
             save_figure(LeakDisplay.from_leakage(measured).figure_, plot)
-            out.print(f"Wrote {plot}")
+        for path in (table, plot):
+            if path is not None and not json:
+                out.print(f"Wrote {path}")
 
 
 def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:
@@ -182,12 +180,12 @@ def _attack_as_liar(
     sites: dict[str, Site], policy: Path | None, csv: bool, json: bool, quiet: bool
 ) -> None:
     """Attack sites as a lying coordinator would, and print what it recovers."""
-    if csv and json:
-        raise InputError("--csv and --json are mutually exclusive; use only one")
+    refuse_both(csv, json)
     own = None if policy is None else Policy.load(policy)
     with counting(quiet, "attacks", lambda: len(ATTACKS)) as on_done:
         found = attack_site(sites, policy=own, on_attack=_attacking(on_done))
-    if csv or json:
-        typer.echo(lying_as_json(found) if json else lying_as_csv(found))
+    outcomes = find(found.facts(), "outcomes", Records)
+    if csv and outcomes is not None:
+        typer.echo(records_as_csv(outcomes))
     else:
-        print_lying(out, found)
+        show(found.facts(), json=json)

@@ -7,19 +7,21 @@ from typing import Annotated
 
 import typer
 
-from fedpca.cli.console import exit_codes, out
+from fedpca.cli.console import exit_codes
 from fedpca.cli.option_groups import LeftOut, with_groups
 from fedpca.cli.options import (
     FILES,
     NOTHING_MULTIPLIED,
     AllowMissing,
     Databases,
+    Json,
     sources_of,
 )
 from fedpca.cli.progress import counting
+from fedpca.cli.terminal import show
 from fedpca.errors import InputError
-from fedpca.report.findings import print_check
 from fedpca.rows.check import (
+    Checked,
     Examined,
     Finding,
     examine,
@@ -44,13 +46,14 @@ def check(
     list_columns: Annotated[
         bool, typer.Option("--list", help="Also list the columns of each site.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Check the rows of sites, and list everything that would stop a fit.
 
     Each of FILES is a file or folder with one site's rows, or NAME=PATH. The command reads all rows
     once and sends nothing. The exit code is 2 if a fit would fail.
     """
-    with exit_codes(), ExitStack() as at_end:
+    with exit_codes(json=json), ExitStack() as at_end:
         examined: dict[str, Examined] = {}
         findings: list[Finding] = []
         sites = sources_of(files, databases, reading)
@@ -69,10 +72,9 @@ def check(
                 findings += few_findings(name, rows, min_count)
         at_end.close()
         findings += findings_between(examined)
-        print_check(out, examined, findings, listed=list_columns)
-        n_stops = sum(finding.stops_fit for finding in findings)
-        if n_stops:
+        found = Checked(examined, findings)
+        show(found.facts(has_columns=list_columns), json=json)
+        if found.n_stops:
             raise InputError(
-                f"a fit would fail; correct the problems above that stop it ({n_stops})"
+                f"a fit would fail; correct the problems above that stop it ({found.n_stops})"
             )
-        out.print("nothing here stops a fit")

@@ -1,11 +1,15 @@
-"""Print the commands' results, progress, and errors, and set the exit codes.
+"""Print the commands' progress and errors, and set the exit codes.
 
 Exit codes: 0 for success, 1 for a failed run, 2 for bad usage or input, and 130 for an interrupt.
+
+With ``--json``, an error is one line of JSON on standard error. Standard output holds results only, so
+a program that reads it never takes an error for a result.
 """
 
 from __future__ import annotations
 
 import datetime
+import json as json_format
 import logging
 import signal
 import sys
@@ -39,8 +43,8 @@ def refuse_overwriting(output: Path, force: bool) -> None:
 
 
 @contextmanager
-def exit_codes(hint: str = "") -> Iterator[None]:
-    """Print an error as one line on standard error, and exit with the matching code.
+def exit_codes(hint: str = "", *, json: bool = False) -> Iterator[None]:
+    """Print an error as one line on standard error, as JSON on request, and exit with its code.
 
     SIGTERM, which service managers send, is treated like a keyboard interrupt, so that the command
     cleans up before it exits.
@@ -52,19 +56,30 @@ def exit_codes(hint: str = "") -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    except KeyboardInterrupt:
-        err.print(f"interrupted{hint}")
+    except KeyboardInterrupt as interrupt:
+        if json:
+            print_error(interrupt, f"interrupted{hint}")
+        else:
+            err.print(f"interrupted{hint}")
         sys.exit(130)
     except (FedpcaError, OSError, ValueError) as error:
-        if _is_bad_usage(error):
-            err.print(f"error: {in_words(error)}", style="red", soft_wrap=True)
-            sys.exit(2)
-        if isinstance(error, FedpcaError | OSError):
-            err.print(f"failed: {in_words(error)}", style="red", soft_wrap=True)
-            sys.exit(1)
-        raise
+        is_bad_usage = _is_bad_usage(error)
+        if not is_bad_usage and not isinstance(error, FedpcaError | OSError):
+            raise
+        word = "error" if is_bad_usage else "failed"
+        if json:
+            print_error(error, in_words(error))
+        else:
+            err.print(f"{word}: {in_words(error)}", style="red", soft_wrap=True)
+        sys.exit(2 if is_bad_usage else 1)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def print_error(error: BaseException, message: str) -> None:
+    """Print an error as one line of JSON on standard error."""
+    about = {"message": message, "kind": type(error).__name__}
+    print(json_format.dumps({"error": about}), file=sys.stderr, flush=True)
 
 
 def in_words(error: BaseException) -> str:

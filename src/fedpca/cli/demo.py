@@ -12,11 +12,13 @@ from fedpca.arrays import Array
 from fedpca.cli.console import out, until_stopped
 from fedpca.cli.options import Quiet
 from fedpca.cli.progress import progress
+from fedpca.cli.terminal import print_facts
 from fedpca.coordinator.federation import Federation
 from fedpca.estimators import FederatedPCA
+from fedpca.facts import CHANGE, COUNT, SHARE, Column, Fact, Records, Section, ValueKind
 from fedpca.linalg.dense import sine_of_angle
-from fedpca.report.tables import new_table, print_crossed, print_table
 
+EXACT = ValueKind("{:.6%}".format)
 CLINICS = ("north", "east", "south", "west")
 
 
@@ -69,20 +71,25 @@ def run_demo(console: Console, quiet: bool) -> None:
         model.fit(fed)
     reference = PCA(5, svd_solver="full").fit(StandardScaler().fit_transform(pooled))
 
-    title = "Four clinics, with columns in different orders"
-    sites = new_table(title, ("clinic",), ("patients", "variance explained"))
-    for clinic, table in tables.items():
-        share = model.site_variance_ratio_[clinic]
-        sites.add_row(clinic, str(table.num_rows), f"{share:.1%}")
-    print_table(console, sites)
-
-    both = new_table("Federated and pooled", (), ("component", "federated", "pooled"))
+    shares = [
+        (clinic, table.num_rows, model.site_variance_ratio_[clinic])
+        for clinic, table in tables.items()
+    ]
+    patients = (Column("clinic"), Column("patients", COUNT), Column("variance explained", SHARE))
     ratios = zip(model.explained_variance_ratio_, reference.explained_variance_ratio_, strict=True)
-    for i, (ours, theirs) in enumerate(ratios, start=1):
-        both.add_row(str(i), f"{ours:.6%}", f"{theirs:.6%}")
-    print_table(console, both)
-    angle = sine_of_angle(reference.components_.T, model.components_.T)
+    both = (Column("component"), Column("federated", EXACT), Column("pooled", EXACT))
     gap = np.abs(model.explained_variance_ / reference.explained_variance_ - 1).max()
-    console.print(f"sine of the largest angle between the two subspaces: {angle:.1e}")
-    console.print(f"largest relative difference in variance: {gap:.1e}\n")
-    print_crossed(console, model.run_)
+    angle = sine_of_angle(reference.components_.T, model.components_.T)
+    closeness = (
+        Fact("angle", angle, CHANGE, "sine of the largest angle between the two subspaces"),
+        Fact("gap", gap, CHANGE, "largest relative difference in variance"),
+    )
+    run = model.run_
+    facts = (
+        Records("clinics", patients, shares, "Four clinics, with columns in different orders"),
+        Records("both", both, [(i, *r) for i, r in enumerate(ratios, 1)], "Federated and pooled"),
+        Section("closeness", closeness),
+        *run.exchanged(),
+        *run.facts("FederatedPCA")[:1],
+    )
+    print_facts(console, facts)

@@ -20,10 +20,10 @@ import numpy as np
 from rich.console import Console
 
 from fedpca.cli.demo import CLINICS, clinics
+from fedpca.cli.terminal import print_facts
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import FedpcaError, LinkError
 from fedpca.estimators import FederatedPCA, load
-from fedpca.report.tables import print_crossed
 
 SITES = CLINICS[:3]
 
@@ -68,7 +68,7 @@ def run_federation_demo(console: Console) -> None:
         console.print("(all processes have stopped)\n")
         files = {site: trial.folder / f"{site}.parquet" for site in SITES}
         within = FederatedPCA(5, scale=True, random_state=0).fit(Federation.local(files))
-    print_crossed(console, model.run_)
+    print_facts(console, (*model.run_.exchanged(), *model.run_.facts("FederatedPCA")[:1]))
     if not np.array_equal(within.components_, model.components_):
         raise FedpcaError(
             "the model of the federation differs from the model of a single process; please report this"

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes
-from fedpca.cli.requests import Folder, Name, Run, describe, requests_of
+from fedpca.cli.options import Json
+from fedpca.cli.requests import Folder, Name, Run, requests_of
+from fedpca.cli.terminal import show
 
 
 def deny(
@@ -15,11 +17,12 @@ def deny(
     reason: Annotated[str, typer.Option(help="Reason to give to the coordinator.")] = "",
     name: Name = None,
     folder: Folder = None,
+    json: Json = False,
 ) -> None:
     """Deny a run, or take back its approval.
 
     A run that has begun stops at its next question. The coordinator cannot request the same run again.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         requests = requests_of(name, folder)
-        describe(requests.deny(requests.named(run), reason))
+        show(requests.deny(requests.named(run), reason).facts(), json=json)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpca.cli.console import exit_codes, out, refuse_overwriting, say
+from fedpca.cli.console import exit_codes, refuse_overwriting, say
 from fedpca.cli.option_groups import with_groups
 from fedpca.cli.options import (
     FILES,
@@ -17,6 +17,7 @@ from fedpca.cli.options import (
     Force,
     Host,
     Insecure,
+    Json,
     Purpose,
     Quiet,
     Secure,
@@ -25,12 +26,12 @@ from fedpca.cli.options import (
 )
 from fedpca.cli.report import check_page_file, write_page
 from fedpca.cli.sites import AtServer, federation_of
+from fedpca.cli.terminal import show
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, load
 from fedpca.estimators.diagnosis import Diagnosis
 from fedpca.estimators.diagnosis import diagnose as diagnose_model
 from fedpca.models.control_limits import ALPHA
-from fedpca.report.diagnosis import diagnosis_as_json, print_diagnosis
 from fedpca.report.page import report_page
 from fedpca.rows.reading import AS_STORED, Reading
 
@@ -86,7 +87,7 @@ def diagnose(
     secure: Secure = False,
     credentials: Credentials = None,
     insecure: Insecure = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the diagnosis as JSON.")] = False,
+    json: Json = False,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -95,7 +96,7 @@ def diagnose(
     Everything except the map of sites is computed from sums, as in a fit. The map needs a summary from
     each site, as the solver merge does. If the policy of any site forbids summaries, there is no map.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         if output is not None:
             refuse_overwriting(output, force)
         if plots is not None:
@@ -117,10 +118,7 @@ def diagnose(
             found = diagnose_model(
                 fitted, rows, site_map=not no_site_map, n_permutations=permutations
             )
-        if json:
-            typer.echo(diagnosis_as_json(found, alpha=alpha))
-        elif not quiet:
-            print_diagnosis(out, found, alpha=alpha)
+        show(found.facts(alpha), json=json, quiet=quiet)
         if output is not None:
             fitted.residual_traces_ = found.residual_traces
             fitted.save(output)

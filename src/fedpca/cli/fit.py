@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpca.cli.console import err, exit_codes, out, refuse_overwriting, say
+from fedpca.cli.console import err, exit_codes, refuse_overwriting, say
 from fedpca.cli.fit_files import FitFiles
-from fedpca.cli.info import print_plain
+from fedpca.cli.info import refuse_both
 from fedpca.cli.live import Page, PageAt, each_of, harmless, live_run, watch, what_runs
 from fedpca.cli.methods import (
     Method,
@@ -56,11 +56,12 @@ from fedpca.cli.options import (
 )
 from fedpca.cli.progress import approvals, progress
 from fedpca.cli.sites import refuse_reading
+from fedpca.cli.terminal import show
 from fedpca.coordinator.federation import ON_REFUSAL, Federation
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, RobustPCA
 from fedpca.report.boards import RunBoard
-from fedpca.report.tables import print_model
+from fedpca.report.contents import components_as_csv
 from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS
@@ -233,13 +234,12 @@ def fit(
     To separate what all sites share from what is local: --method personalized --shared 2 --local 1.
     To separate outliers and list them: --method robust -k 3 --outliers outliers.csv.
     """
-    here = exit_codes("; with --journal, the same command continues from here")
+    here = exit_codes("; with --journal, the same command continues from here", json=json)
     with here, ExitStack() as at_end:
         refuse_overwriting(output, force)
         if journal is not None and not journal.exists():
             atomic.check_writable(journal)
-        if csv and json:
-            raise InputError("--csv and --json are mutually exclusive; use only one")
+        refuse_both(csv, json)
         has_files = federation is None and cluster is None
         gathers = gather or (federation is None and method is Method.personalized)
         model = estimator_of(
@@ -343,9 +343,9 @@ def fit(
             model.fit(fed)
         model.save(output)
         written = more_files.write(model, opened)
-        if csv or json:
-            print_plain(model, csv=csv, json=json)
-        elif not quiet:
-            print_model(out, model)
-            for path in (output, *written):
-                say(f"Wrote {path}")
+        if csv:
+            typer.echo(components_as_csv(model))
+            return
+        show(model.facts(), json=json, quiet=quiet)
+        for path in () if quiet or json else (output, *written):
+            say(f"Wrote {path}")

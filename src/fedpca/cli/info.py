@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedpca.cli.console import exit_codes, out
+from fedpca.cli.console import exit_codes
 from fedpca.cli.options import Csv, Json
-from fedpca.coordinator.ledger import Total
-from fedpca.coordinator.record import RunRecord
+from fedpca.cli.terminal import show
 from fedpca.errors import InputError
 from fedpca.estimators import load
-from fedpca.report.contents import as_csv, as_json, ledger_as_csv
-from fedpca.report.tables import (
-    print_crossed,
-    print_model,
-    print_summary,
-    refuse_unknown_site,
-)
+from fedpca.facts import Records, find
+from fedpca.report.contents import components_as_csv, records_as_csv, run_of
 from fedpca.summary.file import is_summary
 from fedpca.summary.summary import Summary
 
@@ -37,37 +31,18 @@ def info(
 
     With --ledger, --csv prints the data exchanged instead of the components.
     """
-    with exit_codes():
+    with exit_codes(json=json):
+        refuse_both(csv, json)
         fitted = Summary.load(file) if is_summary(file) else load(file)
-        run: RunRecord = getattr(fitted, "run_", RunRecord())
-        wants_ledger = ledger or site is not None
-        if wants_ledger and not run.history:
-            raise InputError(f"{file} has no ledger; omit --ledger and --site")
-        if wants_ledger:
-            refuse_unknown_site(run, site)
-        if csv or json:
-            totals = run.ledger.totals(site) if wants_ledger else None
-            print_plain(fitted, csv=csv, json=json, ledger=totals)
+        exchanged = run_of(fitted).exchanged(site) if ledger or site is not None else ()
+        if not csv:
+            show((*fitted.facts(), *exchanged), json=json)
             return
-        print_fitted(fitted)
-        if wants_ledger:
-            print_crossed(out, run, site)
+        crossed = find(exchanged, "ledger", Records)
+        typer.echo(components_as_csv(fitted) if crossed is None else records_as_csv(crossed))
 
 
-def print_fitted(fitted: Any) -> None:
-    """Print the contents of a model or summary."""
-    if isinstance(fitted, Summary):
-        print_summary(out, fitted)
-    else:
-        print_model(out, fitted)
-
-
-def print_plain(fitted: Any, *, csv: bool, json: bool, ledger: list[Total] | None = None) -> None:
-    """Print the contents of a model or summary as CSV or JSON, for other programs."""
+def refuse_both(csv: bool, json: bool) -> None:
+    """Refuse to print two formats at once."""
     if csv and json:
         raise InputError("--csv and --json are mutually exclusive; use only one")
-    if json:
-        text = as_json(fitted, ledger=ledger)
-    else:
-        text = as_csv(fitted) if ledger is None else ledger_as_csv(ledger)
-    typer.echo(text)

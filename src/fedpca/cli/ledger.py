@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
-from fedpca.cli.console import exit_codes, say
+from fedpca.cli.console import exit_codes
+from fedpca.cli.options import Json
+from fedpca.cli.terminal import show
 from fedpca.engines.default_locations import home
 from fedpca.errors import InputError, LedgerError
+from fedpca.facts import COUNT, TEXT, Fact, Section
 from fedpca.site.answer_log import check_chain, check_proof
 from fedpca.site.store import LEDGER
 
@@ -46,6 +49,7 @@ def verify(
         Path | None,
         typer.Option(help="With --model: the site's key file, NAME.pub or NAME.key."),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Check that nobody changed, removed, or inserted lines in a site's ledger.
 
@@ -55,31 +59,29 @@ def verify(
 
     The exit code is 1 if the ledger was altered or does not match the model.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         if key is not None and model is None:
             raise InputError("--key requires --model, because it checks a signature in the model")
         path = file or _ledger_of(site)
         check = check_chain(path)
         entries = f"{check.n_entries} entries from {len(check.runs)} runs"
-        for note in check.notes:
-            say(note)
         if check.problem:
             raise LedgerError(
                 f"{path}: {check.problem}; the {entries} before this point are verified"
             )
-        say(f"{path}: {entries}, and the chain is whole")
-        say(f"head {check.head}")
         if model is None:
-            say("use --model to see whether the last lines were removed")
+            hint = "use --model to see whether the last lines were removed"
+            proven = Fact("proof", None, TEXT._replace(unknown=hint))
         else:
             name, proof = _proof_in(model, site, path)
-            _compare(path, name, proof, model, key)
+            proven = _compare(path, name, proof, model, key)
+        show((*check.facts(), Section("", (Fact("file", path), proven))), json=json)
 
 
 def _compare(
     path: Path, site: str, proof: Mapping[str, str], model: Path, key: Path | None
-) -> None:
-    """Print which entry a model's proof is about; refuse a ledger or a key that does not match."""
+) -> Fact:
+    """Return which entry a model's proof is about; refuse a ledger or a key that does not match."""
     number, problem = check_proof(path, proof)
     if problem:
         raise LedgerError(f"{path} does not match {model} for {site!r}: {problem}")
@@ -88,7 +90,7 @@ def _compare(
 
         refuse_unproven(proof, public_key_in(key))
     signed = "" if key is None else ", and its signature is valid"
-    say(f"entry {number} is the last answer of {site} in {model}{signed}")
+    return Fact("proof", number, COUNT, "entry", f"the last answer of {site} in {model}{signed}")
 
 
 def _ledger_of(site: str | None) -> Path:
@@ -108,9 +110,9 @@ def _ledger_of(site: str | None) -> Path:
 def _proof_in(model: Path, site: str | None, path: Path) -> tuple[str, Mapping[str, str]]:
     """Return the name of the site that wrote a ledger, and the site's proof in a model file."""
     from fedpca.estimators import load
+    from fedpca.report.contents import run_of
 
-    run = getattr(load(model), "run_", None)
-    proofs: dict[str, dict[str, str]] = {} if run is None else run.proofs
+    proofs = run_of(load(model)).proofs
     name = site or path.resolve().parent.name
     if site is None and name not in proofs and len(proofs) == 1:
         name = next(iter(proofs))

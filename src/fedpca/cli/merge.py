@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
-from fedpca.cli.info import print_fitted
-from fedpca.cli.options import FanIn, Force, Quiet, Scale, components_of
+from fedpca.cli.options import FanIn, Force, Json, Quiet, Scale, components_of
 from fedpca.cli.progress import OnDone, counting
+from fedpca.cli.terminal import show
 from fedpca.errors import InputError
 from fedpca.estimators import StreamingPCA
 from fedpca.rows.columns import some_of
@@ -38,6 +38,7 @@ def merge(
     ] = None,
     scale: Scale = False,
     fan_in: FanIn = None,
+    json: Json = False,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -45,7 +46,7 @@ def merge(
 
     FILES are summaries written by `fedpca summarize`.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         refuse_overwriting(output, force)
         if scale and output.suffix == ".summary":
             raise InputError(
@@ -62,8 +63,8 @@ def merge(
         model = StreamingPCA.from_summary(merged, wanted, scale=scale)
         result = model.summary_ if output.suffix == ".summary" else model
         result.save(output)
-        if not quiet:
-            print_fitted(result)
+        show(result.facts(), json=json, quiet=quiet)
+        if not quiet and not json:
             out.print(f"Wrote {output}")
 
 

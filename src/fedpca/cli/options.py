@@ -24,7 +24,7 @@ from fedpca.solvers.catalogue import AUTO, SOLVERS, find_solver, policy_words
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the components as CSV.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the contents of the model as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result, or an error, as JSON.")]
 Components = Annotated[
     str,
     typer.Option(

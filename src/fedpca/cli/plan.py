@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +9,13 @@ import numpy as np
 import typer
 
 from fedpca.arrays import Array
-from fedpca.cli.console import exit_codes, out, say
+from fedpca.cli.console import exit_codes
 from fedpca.cli.methods import Method, estimator_of, local_ranks_of
 from fedpca.cli.options import (
     Delta,
     Epsilon,
     Gather,
+    Json,
     Local,
     MaxComponents,
     RowBound,
@@ -26,10 +26,10 @@ from fedpca.cli.options import (
     read_policy,
     sites_of,
 )
+from fedpca.cli.terminal import show
 from fedpca.errors import InputError
 from fedpca.estimators import PersonalizedPCA
 from fedpca.models.linear import Model, load_model
-from fedpca.report.plans import print_plan
 from fedpca.solvers.planning import plan as planning
 from fedpca.solvers.planning.workload import BANDWIDTH, LATENCY_S
 
@@ -125,7 +125,7 @@ def plan(
             rich_help_panel=SPEED_PANEL,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Estimate what a fit would cost and reveal with each solver, and recommend a solver.
 
@@ -134,7 +134,7 @@ def plan(
     that exact components keep. With --policy, it shows which solvers a site with this policy would
     refuse.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         model = estimator_of(
             method,
             {
@@ -177,17 +177,7 @@ def plan(
             flops=flops,
             read_rate=read_rate,
         )
-        if json:
-            say(json_format.dumps(planned.to_plain(), indent=2))
-            return
-        print_plan(out, planned, has_policy=policy is not None)
-        settings = getattr(model, "privacy", None)
-        if settings is not None:
-            say(
-                f"With epsilon {settings.epsilon:g}, delta {settings.delta:g}, and rows within "
-                f"{settings.row_bound:g} of the mean, the components are expected to keep "
-                f"{planned.share:.1%} of the variance that exact ones keep."
-            )
+        show(planned.facts(), json=json)
 
 
 def _variances(like: Path, d: int, method: Method) -> Array:

@@ -11,15 +11,17 @@ import typer
 
 from fedpca.cli.console import exit_codes, refuse_overwriting, say
 from fedpca.cli.methods import Method, components_typed, estimator_of, local_ranks_of
-from fedpca.cli.options import Force, read_policy, sites_of
+from fedpca.cli.options import Force, Json, read_policy, sites_of
+from fedpca.cli.terminal import show
 from fedpca.coordinator.federation import Federation
 from fedpca.engines.base import Engine
 from fedpca.errors import FileError, InputError, MessageError, SiteError
+from fedpca.facts import COUNT, EPSILON, YES, Fact, Section
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.site.gate import refusal_of
-from fedpca.site.policy import JOINING
+from fedpca.site.policy import JOINING, Policy
 from fedpca.solvers.catalogue import load_added_solvers
 from fedpca.storage import atomic
 from fedpca.storage.regular import refuse_special
@@ -113,6 +115,7 @@ def policy(
         str, typer.Option(help="Number of sites, or their names.", rich_help_panel=TRY_PANEL)
     ] = "3",
     force: Force = False,
+    json: Json = False,
 ) -> None:
     """Write a site's policy with comments, explain one, or check one against a plan.
 
@@ -123,14 +126,13 @@ def policy(
     `fedpca policy --check policy.toml --method robust -k 5`. If the policy refuses the plan, the exit
     code is 1.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         if sum(given is not None for given in (explain, check, save_plan)) > 1:
             raise InputError(
                 "--explain, --check, and --save-plan are mutually exclusive; use only one"
             )
         if explain is not None:
-            for line in read_policy(explain).explain():
-                say(f"- {line}")
+            show(read_policy(explain).facts(), json=json)
             return
         if check is None and save_plan is None:
             _write(output, JOINING.to_text(), force)
@@ -162,8 +164,11 @@ def policy(
         if save_plan is not None:
             _write(save_plan, asked.to_bytes().decode() + "\n", force)
             say(f"Wrote {save_plan}; sites can pass it to fedpca policy --check FILE --plan")
-        if check is not None and not _is_admitted(check, asked):
-            sys.exit(1)
+        if check is not None:
+            admission = admission_of(read_policy(check), asked)
+            show((admission,), json=json)
+            if not admission["admitted"].value:
+                sys.exit(1)
 
 
 def plan_of(
@@ -223,23 +228,27 @@ class _PlanCatcher(Engine):
         raise _Declared(RunPlan.from_bytes(request.arrays["plan"].tobytes()))
 
 
-def _is_admitted(path: Path, plan: RunPlan) -> bool:
-    """Return whether a policy admits a plan, and print the verdict with the reason for a refusal."""
-    allowed = read_policy(path)
+def admission_of(policy: Policy, plan: RunPlan) -> Section:
+    """Return whether a policy admits a plan, the reason for a refusal, and what was asked."""
     load_added_solvers()
-    refusal = refusal_of(allowed, plan)
-    if refusal is not None:
-        say(f"refused: {refusal}")
-        return False
-    secure = ", with secure sums" if plan.is_secure else ""
-    private = f", private with epsilon {Privacy.of(plan).epsilon:g}" if plan.is_private else ""
-    say(
-        f"admitted: {plan.program} with solver {plan.solver!r} at {len(plan.sites)} sites{secure}"
-        f"{private}"
+    refusal = refusal_of(policy, plan)
+    spends = plan.is_private and not policy.is_open
+    unspent = "the check does not know what the site has spent; fedpca budget says what is left"
+    facts = (
+        Fact("admitted", refusal is None, YES),
+        Fact("refusal", refusal),
+        Fact("program", plan.program),
+        Fact("solver", plan.solver),
+        Fact("sites", len(plan.sites), COUNT),
+        Fact("secure", plan.is_secure, YES, "secure sums"),
+        Fact(
+            "epsilon",
+            Privacy.of(plan).epsilon if plan.is_private else None,
+            EPSILON,
+            note=unspent if spends and refusal is None else "",
+        ),
     )
-    if plan.is_private and not allowed.is_open:
-        say("the check does not know what the site has spent; fedpca budget says what is left")
-    return True
+    return Section("", facts)
 
 
 def _write(path: Path, text: str, force: bool) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, say
+from fedpca.cli.options import Json
+from fedpca.cli.terminal import print_json
 from fedpca.errors import InputError
 
 
@@ -17,6 +19,7 @@ def site_key(
     show: Annotated[
         Path | None, typer.Option(help="Only print the fingerprint of this key file.")
     ] = None,
+    json: Json = False,
 ) -> None:
     """Create a key pair for a site.
 
@@ -24,17 +27,24 @@ def site_key(
     files have the same fingerprint. Compare fingerprints over the phone, to make sure that nobody
     replaced NAME.pub on the way.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         from fedpca.engines.credentials import fingerprint, make_site_key, public_key_in
 
         if (name is None) == (show is None):
             raise InputError(
                 "give either the name of a site, to create its keys, or --show NAME.pub, but not both"
             )
-        if show is not None:
-            say(fingerprint(public_key_in(show)))
-        if name is not None:
-            private_path, public_path = make_site_key(folder, name)
-            say(f"Wrote {private_path}; keep it secret at the site")
-            say(f"Wrote {public_path}; send it to the coordinator")
-            say(f"Its fingerprint is {fingerprint(public_key_in(public_path))}")
+        private, public = (None, show) if name is None else make_site_key(folder, name)
+        mark = "" if public is None else fingerprint(public_key_in(public))
+        if json:
+            print_json({"private_key": _text(private), "key": _text(public), "fingerprint": mark})
+        elif name is None:
+            say(mark)
+        else:
+            say(f"Wrote {private}; keep it secret at the site")
+            say(f"Wrote {public}; send it to the coordinator")
+            say(f"Its fingerprint is {mark}")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -13,13 +13,14 @@ from fedpca.cli.options import (
     NOTHING_MULTIPLIED,
     Components,
     Database,
+    Json,
     Quiet,
     components_of,
     source_of,
 )
 from fedpca.cli.progress import counting
+from fedpca.cli.terminal import show
 from fedpca.errors import InputError
-from fedpca.report.tables import print_summary
 from fedpca.rows.gaps import MISSING
 from fedpca.rows.in_memory import about_n_rows
 from fedpca.rows.open import open_rows, resolved
@@ -56,13 +57,14 @@ def summarize(
             help="Overwrite an existing output file, and allow a summary of only 1 or 2 rows.",
         ),
     ] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Summarize one site's rows in a file that can be merged with other sites' summaries.
 
     FILE is a file or folder of rows, which is read once, or twice with --missing mean.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         refuse_overwriting(output, force)
         wanted = components_of(n_components)
         source, rest = resolved(source_of(file, database, reading), reading)
@@ -78,8 +80,8 @@ def summarize(
                 "summary with --force"
             )
         summary.save(output)
-        if not quiet:
-            print_summary(out, summary)
+        show(summary.facts(), json=json, quiet=quiet)
+        if not quiet and not json:
             if summary.n_features < rows.n_features:
                 out.print(
                     f"Left out {rows.n_features - summary.n_features:,} variants, whose alleles cannot "

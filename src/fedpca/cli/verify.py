@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_format
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedpca.cli.console import exit_codes, out, say
+from fedpca.cli.console import exit_codes
 from fedpca.cli.option_groups import with_groups
 from fedpca.cli.options import (
     FILES,
@@ -18,6 +17,7 @@ from fedpca.cli.options import (
     Databases,
     Host,
     Insecure,
+    Json,
     Purpose,
     Quiet,
     Secure,
@@ -25,9 +25,9 @@ from fedpca.cli.options import (
     Wait,
 )
 from fedpca.cli.sites import AtServer, federation_of
+from fedpca.cli.terminal import show
 from fedpca.estimators import load
 from fedpca.estimators import verify as verify_model
-from fedpca.report.plans import print_verdict
 from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.solvers.verification import TOL
 
@@ -58,7 +58,7 @@ def verify(
     approval_wait: ApprovalWait = 0.0,
     credentials: Credentials = None,
     insecure: Insecure = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Check in one round whether a model's components are those of the sites' current rows.
@@ -66,15 +66,12 @@ def verify(
     The exit code is 0 if the model is certified, and 1 if the rows have drifted away from it. Only the
     model's features are read from tables. Pass the same --weight as to `fedpca fit`.
     """
-    with exit_codes():
+    with exit_codes(json=json):
         fitted = load(model)
         server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
         fed = federation_of(fitted, files, databases, reading, server, secure=secure, quiet=quiet)
         with fed:
             verdict = verify_model(fitted, fed, tol=tol, by_site=by_site)
-        if json:
-            say(json_format.dumps(verdict.to_plain(), indent=2))
-        elif not quiet:
-            print_verdict(out, verdict)
+        show(verdict.facts(), json=json, quiet=quiet)
     if not verdict.is_certified:
         sys.exit(1)

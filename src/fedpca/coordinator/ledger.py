@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fedpca.arrays import Array
+from fedpca.facts import BYTES, COUNT, SHAPE, Column, Records
 
 ENVELOPE = "(envelope)"  # a message's prefix, header, and padding
 
@@ -56,6 +57,15 @@ class Total(NamedTuple):
     bytes: int
 
 
+CROSSED = (
+    Column("question"),
+    Column("direction"),
+    Column("field"),
+    Column("shape", SHAPE),
+    Column("how"),
+    Column("messages", COUNT),
+    Column("bytes", BYTES),
+)
 Fields = tuple[tuple[str, tuple[int, ...], int], ...]  # name, shape, and bytes of each field
 
 
@@ -137,6 +147,11 @@ class Ledger:
                 messages=so_far.messages + 1, bytes=so_far.bytes + entry.bytes
             )
         return list(totals.values())
+
+    def facts(self, site: str | None = None) -> Records:
+        """Return the data exchanged with all sites, or with one, by question, field, and shape."""
+        whom = "" if site is None else f" with {site}"
+        return Records("ledger", CROSSED, self.totals(site), f"Data exchanged{whom}")
 
     def to_header(self) -> list[list[object]]:
         """Return the ledger as plain values."""

@@ -7,9 +7,26 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from fedpca.coordinator.ledger import Ledger
+from fedpca.errors import InputError
+from fedpca.facts import (
+    BOUND,
+    BYTES,
+    COUNT,
+    DATA,
+    EPSILON,
+    NUMBER,
+    SHARE,
+    SINE,
+    Column,
+    Fact,
+    Records,
+    Section,
+    Sections,
+    ValueKind,
+)
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.proof import check_proofs
 
@@ -17,24 +34,64 @@ DOMINANT_SHARE = 0.9  # of the variance
 MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more never counts as dominant
 NEARLY_ALL = 0.9999  # of the rows or their weight
 DOMINANT_TIMES = 100.0  # times other sites' variance per row, as if values were 10 times too large
+MAX_ROUNDING = 1e-6  # rounding may make a spent epsilon exceed the promised one by this share
+
+StopReason = Literal[
+    "exact",
+    "approximate",
+    "converged",
+    "uncertain",
+    "within-noise",
+    "private",
+    "max_rounds",
+    "stalled",
+    "inexact",
+]
+# what each reason means, and what it means for an estimator whose result is of another kind
+STOPPED: dict[str, dict[str, str]] = {
+    "exact": {
+        "": "The components are exactly those of the pooled rows, up to rounding.",
+        "RobustPCA": "The low-rank part is exact: apart from outliers, nothing is left of the rows.",
+    },
+    "approximate": {"": "The solver leaves something out in exchange for few rounds."},
+    "converged": {
+        "": "The solver converged to the components of the pooled rows.",
+        "RobustPCA": "The solver converged; outliers and noise are outside the components.",
+        "PersonalizedPCA": "The solver converged to a point where no small change is better.",
+    },
+    "uncertain": {"": "Rounding hides some components; only the certain ones can be trusted."},
+    "within-noise": {
+        "": "The certain components are those of the pooled rows; the variances of the others are "
+        "within each other's sampling errors."
+    },
+    "private": {"": "The components are those of noisy totals; the noise protects each row."},
+    "max_rounds": {"": "The solver ran out of rounds before it reached its tolerance."},
+    "stalled": {"": "The solver stopped because it made no more progress."},
+    "inexact": {"": "The solver stopped because the rows without outliers are not of low rank."},
+}
+FAILED = ("uncertain", "max_rounds", "stalled")  # reasons that need attention
+
+
+def why_stopped(reason: str, estimator: str = "") -> str:
+    """Return what a stop reason means for an estimator, or "" if a solver made the reason up."""
+    words = STOPPED.get(reason, {})
+    return words.get(estimator, words.get("", ""))
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a solver's run ended, as the solver's program reports it.
 
-    ``stop_reason`` is "exact", "approximate", "converged", "uncertain", "within-noise",
-    "max_rounds", or "stalled".
-    The sine of the angle between the components and those of the pooled rows is at most
-    ``angle_bound``. The first ``n_certain`` components can be trusted, because the bound on their angle
-    is small. Solvers with one round leave some variance out: the variance of each component is too
-    small by at most ``left_out``, as a share of the total variance.
-    ``advice`` is empty, names a solver that would have taken fewer rounds, or says what would be
-    more accurate.
+    ``stop_reason`` is one of the reasons in `STOPPED`, which says what each of them means. The sine of
+    the angle between the components and those of the pooled rows is at most ``angle_bound``. The first
+    ``n_certain`` components can be trusted, because the bound on their angle is small. Solvers with one
+    round leave some variance out: the variance of each component is too small by at most ``left_out``,
+    as a share of the total variance. ``advice`` is empty, names a solver that would have taken fewer
+    rounds, or says what would be more accurate.
     """
 
     solver: str
-    stop_reason: str
+    stop_reason: StopReason
     left_out: float = 0.0
     angle_bound: float = 0.0
     advice: str = ""
@@ -225,6 +282,118 @@ class RunRecord:
     def bytes_down(self) -> int:
         """Return the number of bytes sent from the coordinator to the sites."""
         return sum(entry["bytes_down"] for entry in self.history)
+
+    def facts(self, estimator: str = "") -> Sections:
+        """Return how the run ended, what it cost, and what it revealed, as sections of facts."""
+        if not self.history:
+            return ()
+        bound, reason = self.angle_bound, self.stop_reason
+        is_known = estimator == "FederatedPCA" and not self.privacy
+        run = (
+            Fact("solver", self.solver),
+            Fact("stop_reason", reason, note=why_stopped(reason, estimator)),
+            Fact("angle_bound", bound if is_known else None, BOUND, note=SINE),
+            Fact(
+                "left_out", self.left_out or None, NUMBER, "each variance is too small by at most"
+            ),
+            Fact("n_certain", self.n_certain or None, COUNT, "certain components"),
+            Fact("n_sites", len(self.sites), COUNT, "sites"),
+            Fact("rounds", self.rounds, COUNT),
+            Fact("bytes_up", self.bytes_up, BYTES, "bytes from the sites"),
+            Fact("bytes_down", self.bytes_down, BYTES, "bytes to the sites"),
+            Fact("sites", self.sites, DATA),
+            Fact("lost", self.lost, DATA),
+            Fact("advice", self.advice, DATA),
+        )
+        roster = f"answers were masked, and reveal only totals over {len(self.sites)} sites"
+        secure = [
+            Fact(key, v, label=f"hash of the {key}", note=roster) for key, v in self.secure.items()
+        ]
+        proofs = [(site, *(each[c.key] for c in PROOF[1:])) for site, each in self.proofs.items()]
+        return (
+            Section("run", run),
+            Section("run.secure", tuple(secure), "Secure sums"),
+            Section("run.privacy", self._promise(), "Differential privacy"),
+            Records("run.proofs", PROOF, proofs, "Signed answers", by_first=True),
+            self._influences(),
+        )
+
+    def exchanged(self, site: str | None = None) -> Sections:
+        """Return the data exchanged, with all sites or with one, and the rings of masked answers."""
+        if not self.history:
+            raise InputError("the run has no ledger; omit --ledger and --site")
+        if site not in (None, *self.sites, *(loss["site"] for loss in self.lost)):
+            raise InputError(f"no site {site!r} in this run; the sites are {', '.join(self.sites)}")
+        return (
+            self.ledger.facts(site),
+            Records("rings", RING, self.rings, "Rings of masked answers"),
+        )
+
+    def cautions(self) -> list[str]:
+        """Return what a person should know about the run before using its result."""
+        failed = [why_stopped(self.stop_reason)] if self.stop_reason in FAILED else []
+        lost = [f"Lost in round {loss['round']}: {loss['reason']}" for loss in self.lost]
+        return [*failed, *lost, *([self.advice] if self.advice else [])]
+
+    def _promise(self) -> tuple[Fact, ...]:
+        """Return what a private run promised about each row, and what it spent."""
+        if not self.privacy:
+            return ()
+        promised, spent = self.privacy["promised"], self.privacy["epsilon"]
+        note = ""
+        if promised == inf:
+            note = "no differential privacy: epsilon was infinite, so no noise was added"
+        elif spent > promised * (1 + MAX_ROUNDING):
+            note = "the run started over: it spent more than promised"
+        first = (
+            Fact("promised", promised, EPSILON, "epsilon promised for each row"),
+            Fact("epsilon", spent, EPSILON, "epsilon spent", note),
+            Fact("delta", self.privacy["delta"], NUMBER),
+            Fact("row_bound", self.privacy["row_bound"], NUMBER, "distance up to which rows count"),
+        )
+        known = {fact.key for fact in first}
+        more = [Fact(key, value, DATA) for key, value in self.privacy.items() if key not in known]
+        return (*first, *more)
+
+    def _influences(self) -> Records:
+        """Return each site's known influence, the largest first; a model file stores none."""
+        sites = sorted(self.influence.items(), key=lambda item: -item[1].get("variance", 0.0))
+        rows = [(name, *(each.get(c.key) for c in INFLUENCE[1:])) for name, each in sites]
+        notes = [
+            f"{key}: {words}" for key, words in CAUSES.items() if any(key in s for _, s in sites)
+        ]
+        return Records(
+            "influence",
+            INFLUENCE,
+            rows if len(self.sites) > 1 else [],
+            "Influence of each site",
+            "; ".join(notes),
+            by_first=True,
+            n_shown=20,
+        )
+
+
+STEP = ValueKind(lambda fraction_bits: f"2^{-fraction_bits}")
+PROOF = (
+    Column("site"),
+    Column("key", label="fingerprint of its key"),
+    Column("head", label="head of its ledger"),
+    *(Column(key, DATA) for key in ("digest_in", "commitment", "signature")),
+)
+RING = (Column("question"), Column("field"), Column("bits", COUNT), Column("step", STEP))
+INFLUENCE = (
+    Column("site"),
+    Column("rows", SHARE),
+    Column("weight", SHARE),
+    Column("variance", SHARE),
+    Column("caused", SHARE),
+    Column("angle", NUMBER),
+)
+
+CAUSES = {
+    "caused": "the share of the variance that would vanish without the site",
+    "angle": "the sine of the angle by which the components would move without it",
+}
 
 
 def share_of(known: Mapping[str, float]) -> float:

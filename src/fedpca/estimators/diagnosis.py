@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -17,17 +19,37 @@ from fedpca.errors import InputError, JournalError, PolicyRefused
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.estimators.fitting import as_federation, without_labels
 from fedpca.estimators.rank_search import in_memory, standardized
+from fedpca.estimators.streaming import StreamingPCA
 from fedpca.estimators.weights import without_column
+from fedpca.facts import (
+    ANGLE,
+    BYTES,
+    COUNT,
+    DATA,
+    SHARE,
+    VARIANCE,
+    Column,
+    Fact,
+    Records,
+    Section,
+    Sections,
+    ValueKind,
+    Weights,
+    cautions,
+    names_of_features,
+    records_of_components,
+)
 from fedpca.linalg.parallel_analysis import count_above, permuted_floor
 from fedpca.linalg.rank_rules import RankComparison, compare_ranks
 from fedpca.models.control_limits import ALPHA, ControlLimits, control_limits
 from fedpca.models.features import FeatureTable
+from fedpca.protocol.printable import printable
 from fedpca.rows.in_memory import Rows, about_n_rows
 from fedpca.rows.open import is_dask
 from fedpca.rows.weighted import WeightedRows
 from fedpca.solvers.diagnosis import Facts, diagnose_sums
 from fedpca.solvers.one_round.merge import Merge
-from fedpca.solvers.site_map import MAX_DIRECTIONS, SiteMap, map_sites
+from fedpca.solvers.site_map import MAX_DIRECTIONS, SiteMap, SiteOnMap, map_sites
 
 N_SPARE = 10  # directions that a site sends in addition to the components
 LEAST_DIRECTIONS = 100  # a site sends at least this many directions, so that little is left out
@@ -92,6 +114,171 @@ class Diagnosis:
             is_for_new_rows=new_rows,
             method=method,
         )
+
+    def facts(self, alpha: float = ALPHA) -> Sections:
+        """Return what was found, as sections of facts; ``alpha`` is as in `limits`."""
+        runs = (self.run_, self.sites_run_)
+        units = {"rounds": COUNT, "bytes_up": BYTES, "bytes_down": BYTES}
+        labels = ("rounds", "bytes from the sites", "bytes to the sites")
+        cost = [
+            Fact(name, sum(getattr(run, name) for run in runs), kind, label)
+            for (name, kind), label in zip(units.items(), labels, strict=True)
+        ]
+        features, cos2 = contributions(self.model, self.cos2())
+        components = records_of_components(self.model._named_components())
+        parts = (
+            Fact("contributions", self.model.contributions().to_dict(), DATA),
+            Fact("cos2", cos2, DATA),
+        )
+        texts = []
+        for name, site in {} if self.sites is None else self.sites.sites.items():
+            texts += self._oddities(name, site)
+        why = Fact("why_no_sites", self.why_no_sites, label="no map of sites", note=ONLY_SUMS)
+        return (
+            components.only("component", "variance", "share", "cumulative"),
+            features,
+            Section("", parts),
+            Records("ranks.by_rule", RANK, [*self.ranks.ranks.items()], RANKS, by_first=True),
+            Records(
+                "ranks.unknown",
+                UNKNOWN,
+                [*self.ranks.unknown.items()],
+                by_first=True,
+                as_lines=True,
+            ),
+            Section(
+                "ranks", (Fact("consensus", self.ranks.consensus, COUNT, "median of the rules"),)
+            ),
+            limits_section(self, alpha),
+            Section("", (Fact("sites", None, DATA), why)),
+            *(() if self.sites is None else (self._map(self.sites),)),
+            cautions(texts),
+            Section("cost", tuple(cost)),
+        )
+
+    def _map(self, sites: SiteMap) -> Records:
+        """Return how each site compares with the others, those first without which most changes."""
+        ordered = sorted(sites.sites.items(), key=lambda item: -item[1].angle_without)
+        names = names_of_features(_names_of(self.model), self.model.n_features_in_)
+        rows = []
+        for name, site in ordered:
+            total = site.within + site.between
+            change = site.components_without - self.model.components_
+            component, j = np.unravel_index(np.abs(change).argmax(), change.shape)
+            changed = {
+                "component": str(component + 1),
+                "feature": names[j],
+                "with": float(self.model.components_[component, j]),
+                "without": float(site.components_without[component, j]),
+            }
+            known = {
+                "site": name,
+                "by_mean": site.between / total if total else 0.0,
+                "angles_degrees": site.angles,
+                "angle_without_degrees": math.degrees(math.asin(min(1.0, site.angle_without))),
+                "odd": self._odd(site),
+                "most_changed_loading": changed,
+            }
+            rows.append(tuple(known.get(c.key, getattr(site, c.key, None)) for c in SITE))
+        return Records("sites", SITE, rows, "Sites", ABOUT_SITES)
+
+    def _odd(self, site: SiteOnMap) -> dict[str, dict[str, float]]:
+        """Return in what a site stands out, and the features along which it does most."""
+        names = names_of_features(_names_of(self.model), self.model.n_features_in_)
+        odd = {
+            "mean": (site.is_odd_in_mean, site.mean_direction),
+            "spread": (site.is_odd_in_spread, site.spread_direction),
+        }
+        return {
+            what: Weights(names, direction).leading(N_FEATURES)
+            for what, (is_odd, direction) in odd.items()
+            if is_odd
+        }
+
+    def _oddities(self, name: str, site: SiteOnMap) -> list[str]:
+        return [
+            f"{name} stands out in its {what}, along "
+            + ", ".join(f"{feature} {weight:+.2f}" for feature, weight in along.items())
+            for what, along in self._odd(site).items()
+        ]
+
+
+ONLY_SUMS = (
+    "sums alone tell variances, rank rules, squared cosines, and limits, not how sites differ"
+)
+RANKS = "How many components?"
+RANK = (Column("rule"), Column("components", COUNT))
+UNKNOWN = (Column("rule"), Column("reason"))
+N_FEATURES = 3  # features that are named for each direction of a site
+N_LEADING = 5  # features with the largest contributions to a component
+MAX_NAME = 40  # characters of a feature's name in a list of features
+MAX_ANGLES = 4  # angles of a site that people see
+ANGLES = ValueKind(lambda angles: " ".join(f"{angle:.0f}°" for angle in angles[:MAX_ANGLES]))
+APART = ValueKind("{:.2f}".format)
+SITE = (
+    Column("site"),
+    Column("rows", SHARE),
+    Column("within", SHARE),
+    Column("between", SHARE),
+    Column("by_mean", SHARE),
+    Column("explained", SHARE),
+    Column("angles_degrees", ANGLES, "angles"),
+    Column("means_apart", APART, "mean apart"),
+    Column("spreads_apart", APART, "spread apart"),
+    Column("spread_change", DATA),
+    Column("odd", DATA),
+    Column("angle_without_degrees", ANGLE, "moves"),
+    Column("most_changed_loading", DATA),
+)
+ABOUT_SITES = (
+    "by mean: the share of the site's variance that its mean causes; explained: the variance within "
+    "the site that the components explain, as a share of what as many directions of its own would "
+    "explain; angles: between these directions and the components; apart: 1 is chance; moves: the "
+    "angle by which the components move if the site is left out"
+)
+
+
+def contributions(
+    model: FederatedPCA | StreamingPCA, cos2: FeatureTable | None = None
+) -> tuple[Records, dict[str, dict[str, float]] | None]:
+    """Return the features that contribute most to each component, and the squared cosines, if known."""
+    if cos2 is None:
+        with suppress(InputError):  # some models are not enough to compute them
+            cos2 = model.cos2()
+    found, lines = model.contributions(), []
+    for number, name in enumerate(found.components, start=1):
+        texts = [
+            f"{printable(feature, MAX_NAME)} {part:.0%}"
+            + ("" if cos2 is None else f" ({cos2[feature][name]:.2f})")
+            for feature, part in found.leading(name, N_LEADING).items()
+        ]
+        lines.append((str(number), ", ".join(texts)))
+    title = "Features with the largest contributions"
+    if cos2 is not None:
+        title += ", and the share of each feature's own variance that is explained here (cos2)"
+    columns = (Column("component"), Column("features"))
+    records = Records(None, columns, lines, title, n_shown=20)
+    return records, None if cos2 is None else cos2.to_dict()
+
+
+def limits_section(known: FederatedPCA | Diagnosis, alpha: float = ALPHA) -> Section:
+    """Return the limits for new rows as facts, or why there are none."""
+    try:
+        found = known.limits(alpha) if isinstance(known, Diagnosis) else known.control_limits(alpha)
+    except InputError:
+        return Section("", (Fact("limits", None, FEW),), LIMITS)
+    facts = (
+        Fact("t2", found.t2, VARIANCE, "T2"),
+        Fact("q", found.q, VARIANCE, "Q (SPE)"),
+        Fact("alpha", found.alpha, SHARE, "ordinary rows beyond each limit"),
+        Fact("is_for_new_rows", found.is_for_new_rows, DATA),
+        Fact("basis", found.basis),
+    )
+    return Section("limits", facts, LIMITS)
+
+
+LIMITS = "Limits for new rows"
+FEW = ValueKind(unknown="the fit has too few rows for limits of T2 and Q")
 
 
 def diagnose(

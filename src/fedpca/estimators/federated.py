@@ -35,6 +35,17 @@ from fedpca.estimators.fitting import (
 )
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.weights import without_column
+from fedpca.facts import (
+    DATA,
+    SHARE,
+    Column,
+    Fact,
+    Records,
+    Sections,
+    about,
+    cautions,
+    records_of_components,
+)
 from fedpca.linalg.rank_rules import RULES
 from fedpca.models.control_limits import (
     ALPHA,
@@ -357,6 +368,29 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     def _t2_and_q(self, rows: Any) -> Array:
         """Return T2 and Q of rows, ``(n, 2)``; the rows may have missing values."""
         return t2_and_q(self._model(), self._filled(rows))
+
+    def facts(self) -> Sections:
+        """Return what the model holds and how it was fitted, as sections of `fedpca.facts`."""
+        components, run = self._named_components(), self.run_
+        noise = self.noise_variance_ / self.total_variance_ if self.total_variance_ else 0.0
+        few = run.privacy and run.n_certain < len(components)
+        texts = [f"Only {run.n_certain} components stand out from the noise that protects rows."]
+        more = Fact("noise_share", noise or None, DATA)
+        shares = Records(
+            "site_variance_ratio",
+            (Column("site"), Column("explained", SHARE)),
+            list(self.site_variance_ratio_.items()),
+            "Share of each site's variance that the components explain",
+            by_first=True,
+            n_shown=20,
+        )
+        return (
+            about("FederatedPCA", self.n_samples_, components, self.n_features_in_, more),
+            cautions([*run.cautions(), *(texts if few else [])]),
+            records_of_components(components),
+            shares,
+            *run.facts("FederatedPCA"),
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` can read."""

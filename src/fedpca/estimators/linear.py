@@ -13,7 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators.fitting import new_rows, reads_by_name, scores_of_dask, scores_of_file
-from fedpca.models.features import FeatureTable, names_of_features
+from fedpca.facts import Component, components_of, names_of_features
+from fedpca.models.features import FeatureTable
 from fedpca.models.linear import Model
 from fedpca.rows.open import is_dask
 
@@ -72,6 +73,13 @@ class LinearAttributes:
     @property
     def _n_features_out(self) -> int:
         return len(self._model().components)
+
+    def _named_components(self) -> list[Component]:
+        """Return the components with their shares, and with the name of each feature."""
+        model = self._model()
+        C, total = model.components, float(model.total_variance)
+        names = names_of_features(getattr(self, "feature_names_in_", None), C.shape[1])
+        return components_of(model.explained_variance, total, C, names)
 
 
 class LinearMethods(LinearAttributes, ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]

@@ -41,6 +41,20 @@ from fedpca.estimators.fitting import (
 )
 from fedpca.estimators.frames import rows_like, sites_framed
 from fedpca.estimators.linear import tags_for_rows
+from fedpca.facts import (
+    LOCAL,
+    NUMBER,
+    SHARE,
+    Column,
+    Fact,
+    Records,
+    Sections,
+    about,
+    cautions,
+    components_of,
+    names_of_features,
+    records_of_components,
+)
 from fedpca.models import site_similarity
 from fedpca.models.personalized import PersonalizedModel, Split, personalized_in
 from fedpca.models.site_similarity import ClusterEvidence
@@ -382,6 +396,57 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         sites = self._sites_with_components()
         points = site_similarity.map_sites(sites, n_dimensions)
         return sites_framed(self, points, list(sites), [f"x{i}" for i in range(n_dimensions)])
+
+    def facts(self) -> Sections:
+        """Return what the model holds and how it was fitted, as sections of `fedpca.facts`."""
+        check_is_fitted(self)
+        names = names_of_features(getattr(self, "feature_names_in_", None), self.n_features_in_)
+        labels = [f"shared{i}" for i in range(len(self.components_))]
+        components = components_of(
+            self.explained_variance_, self.total_variance_, self.components_, names, labels=labels
+        )
+        for site, part in self.model_.parts.items():
+            labels = [f"local{i}" for i in range(len(part.variance))]
+            components += components_of(
+                part.variance, part.total, part.components, names, labels=labels, site=site
+            )
+        ambiguous = "Different shared components are equally good; see ambiguity_ of the model."
+        misalignment = Fact(
+            "misalignment",
+            self.misalignment_ if self.run_.history else None,  # a site's own file has none
+            NUMBER,
+            note="how much local components differ between sites; near 0, shared and local components "
+            "cannot be told apart",
+        )
+        shares = [
+            (
+                name,
+                len(self.local_components_[name]) if name in self.local_components_ else None,
+                *(each[part] for part in ("shared", "local", "left")),  # a file may sort its keys
+            )
+            for name, each in self.site_variance_.items()
+        ]
+        return (
+            about(
+                "PersonalizedPCA", self.n_samples_, components, self.n_features_in_, misalignment
+            ),
+            cautions([*self.run_.cautions(), *([ambiguous] if self.ambiguity_ > 0 else [])]),
+            records_of_components(components),
+            Records(
+                "site_variance",
+                (
+                    Column("site"),
+                    Column("n_local", LOCAL, "local components"),
+                    Column("shared", SHARE),
+                    Column("local", SHARE),
+                    Column("left", SHARE, "remainder"),
+                ),
+                shares,
+                "Share of each site's variance",
+                by_first=True,
+            ),
+            *self.run_.facts("PersonalizedPCA"),
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` can read."""

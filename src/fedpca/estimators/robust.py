@@ -33,6 +33,18 @@ from fedpca.estimators.fitting import (
 )
 from fedpca.estimators.frames import column_like, rows_like
 from fedpca.estimators.linear import LinearAttributes, rows_from_scores, tags_for_rows
+from fedpca.facts import (
+    NUMBER,
+    ROWS,
+    SHARE,
+    Column,
+    Fact,
+    Records,
+    Sections,
+    about,
+    cautions,
+    records_of_components,
+)
 from fedpca.models.linear import Model, linear_model_in
 from fedpca.models.robust import OutlierScores, Parts, RobustModel
 from fedpca.rows.columns import some_of
@@ -265,6 +277,45 @@ class RobustPCA(
         """Return the sites with so many outliers that the scores of their rows mean little."""
         check_is_fitted(self)
         return [name for name, share in self.sparse_share_.items() if share > CORRUPTED_SHARE]
+
+    def facts(self) -> Sections:
+        """Return what the model holds and how it was fitted, as sections of `fedpca.facts`."""
+        components = self._named_components()
+        texts = [
+            f"So many entries of {site} are outliers that the scores of its rows mean little."
+            for site in self.corrupted_sites_
+        ]
+        more = (
+            Fact(
+                "threshold",
+                self.threshold_,
+                NUMBER,
+                note="an entry is an outlier if it is farther from the low-rank part, in the model's "
+                "scale",
+            ),
+            Fact(
+                "n_left_out",
+                self.n_left_out_,
+                ROWS,
+                "rows left out",
+                "they lie apart from all others" if self.n_left_out_ else "",
+            ),
+        )
+        shares = Records(
+            "sparse_share",
+            (Column("site"), Column("outliers", SHARE)),
+            list(self.sparse_share_.items()),
+            "Share of outliers among each site's entries",
+            by_first=True,
+            n_shown=20,
+        )
+        return (
+            about("RobustPCA", self.n_samples_, components, self.n_features_in_, *more),
+            cautions([*self.run_.cautions(), *texts]),
+            records_of_components(components),
+            shares,
+            *self.run_.facts("RobustPCA"),
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to a file that `fedpca.load` can read."""

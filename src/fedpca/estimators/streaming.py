@@ -22,6 +22,7 @@ from fedpca.estimators.fitting import as_federation, as_stream, forget_features,
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.stream_file import stream_in, write_stream
 from fedpca.estimators.stream_rank import StreamRank, within_summary
+from fedpca.facts import Sections, about, records_of_components
 from fedpca.linalg.rank_rules import RULES
 from fedpca.models.linear import Model
 from fedpca.rows.centering import NotFinite, naming_bad_values
@@ -341,6 +342,15 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """Return a bound on the sine of the largest angle to the components of a fit to all rows."""
         stream, k = self._fitted_stream(), self.n_components_
         return stream.scaled.angle_bound(k) if self.scale else stream.summary.angle_bound(k)
+
+    def facts(self) -> Sections:
+        """Return what the model holds and how certain it is, as sections of `fedpca.facts`."""
+        components = self._named_components()
+        return (
+            about("StreamingPCA", self.n_samples_seen_, components, self.n_features_in_),
+            records_of_components(components),
+            self.summary_.certainty(self.n_components_),
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model and the stream's state to a file, so that the stream can be resumed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +67,3 @@ class FeatureTable:
             name: dict(zip(self.features, map(float, column), strict=True))
             for name, column in zip(self.components, self.values.T, strict=True)
         }
-
-
-def names_of_features(names: Sequence[Any] | None, d: int) -> tuple[str, ...]:
-    """Return the names of d features, which are named by position if ``names`` is None."""
-    if names is None:
-        return tuple(f"column {j}" for j in range(d))
-    return tuple(str(name) for name in names)

@@ -108,7 +108,7 @@ class BiplotDisplay(Drawn):
             raise InputError(
                 "a biplot needs rows of your own or summaries of sites; pass X, sites, or both"
             )
-        named = components_of(fitted)
+        named = components_of(fitted.facts())
         scores = np.empty((0, len(named))) if X is None else np.asarray(fitted.transform(X))
         n_scores = scores.shape[1]
         if max(components) >= n_scores or min(components) < 0 or len(set(components)) < 2:
@@ -118,10 +118,12 @@ class BiplotDisplay(Drawn):
             )
         chosen = list(components)
         spread = np.sqrt([named[c].variance for c in chosen])
-        arrows = np.stack([named[c].loadings for c in chosen], axis=1) * spread
+        arrows = np.stack([named[c].loadings.array for c in chosen], axis=1) * spread
         order = np.argsort(-np.linalg.norm(arrows, axis=1), kind="stable")[:n_features]
         names = feature_names(fitted)
-        labels = [f"component {named[c].name} ({named[c].share:.1%} of variance)" for c in chosen]
+        labels = [
+            f"component {named[c].component} ({named[c].share:.1%} of variance)" for c in chosen
+        ]
         where = np.zeros(len(scores), "<U1") if groups is None else np.asarray(groups).astype(str)
         if len(where) != len(scores):
             raise InputError(
@@ -207,7 +209,7 @@ def ellipse_of(fitted: Fitted, summary: Summary, chosen: Sequence[int], name: st
             f"the summary of {name!r} has {summary.n:g} rows, but an ellipse needs at least "
             f"{MIN_ROWS}; omit this site"
         )
-    W = (fitted.components_[list(chosen)] / getattr(fitted, "scale_", np.ones(len(features)))).T
+    W = (fitted.components_[list(chosen)] / fitted.scale_).T
     spread = np.sqrt(summary.eigenvalues)[:, None] * (summary.directions @ W)
     covariance = spread.T @ spread / (summary.n - 1)
     return Ellipse((summary.mean - fitted.mean_) @ W, covariance)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from fedpca.facts import size
 from fedpca.protocol.printable import printable
 from fedpca.protocol.question import find_question
-from fedpca.report.remaining import Remaining, size
+from fedpca.report.remaining import Remaining
 
 MAX_SITES = 200  # sites that are listed; those that need somebody's attention come first
 MAX_POINTS = 400  # residuals in the plot

@@ -15,12 +15,12 @@ from typing import Any, Self
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.coordinator.record import RunRecord
 from fedpca.errors import InputError
-from fedpca.estimators import PersonalizedPCA, RobustPCA
+from fedpca.estimators import StreamingPCA
 from fedpca.estimators.diagnosis import Diagnosis
+from fedpca.facts import Records, Section, Sections, find
 from fedpca.linalg.rank_rules import RankComparison
-from fedpca.report.contents import Fitted, components_of, feature_names
+from fedpca.report.contents import Fitted, components_of, run_of
 from fedpca.report.drawing import (
     AT_RIGHT_EDGE,
     BLUE,
@@ -38,6 +38,8 @@ from fedpca.summary.summary import Summary
 
 OF_VARIANCE = "share of the site's variance"
 OF_ENTRIES = "share of outliers among the site's entries"
+SHARES = ("site_variance", "site_variance_ratio", "sparse_share")  # what models know of sites
+PARTS = ("shared", "local", "explained", "outliers")  # the columns that are drawn
 MAX_BARS = 40  # components in a scree plot
 
 
@@ -97,16 +99,15 @@ class ScreeDisplay(Drawn):
             names = [str(i) for i in range(1, len(shares) + 1)]
             n_kept = len(diagnosis.model.components_)
             return cls(names, shares, ranks=diagnosis.ranks, n_kept=n_kept).plot(ax)
-        components = [c for c in components_of(fitted) if c.site is None][:MAX_BARS]
-        shares = np.array([c.share for c in components])
-        noise = getattr(fitted, "noise_variance_", None)
-        total = getattr(fitted, "total_variance_", None)
-        run: RunRecord = getattr(fitted, "run_", RunRecord())
+        facts, run = fitted.facts(), run_of(fitted)
+        components = [c for c in components_of(facts) if c.site is None][:MAX_BARS]
+        about = find(facts, "", Section) or Section("", ())
+        noise = next((fact.value for fact in about.facts if fact.key == "noise_share"), None)
         is_partly_certain = bool(run.stop_reason == "uncertain" or run.privacy)
         return cls(
-            [c.name for c in components],
-            shares,
-            float(noise / total) if noise and total else None,
+            [c.component for c in components],
+            np.array([c.share for c in components]),
+            noise,
             run.n_certain if is_partly_certain else None,
         ).plot(ax)
 
@@ -186,16 +187,15 @@ class LoadingsDisplay(Drawn):
         ax: Any = None,
     ) -> Self:
         """Draw the loadings on one component, counted from 0 as in ``components_``."""
-        components = components_of(fitted)
+        components = components_of(fitted.facts())
         if not 0 <= component < len(components):
             raise InputError(
                 f"component={component} is not one of the {len(components)} components; use a number "
                 f"from 0 to {len(components) - 1}"
             )
-        chosen, names = components[component], feature_names(fitted)
-        order = np.argsort(-np.abs(chosen.loadings), kind="stable")[:n_features]
-        title = chosen.name if chosen.site is None else f"{chosen.name} of {chosen.site}"
-        return cls(title, [names[j] for j in order], chosen.loadings[order]).plot(ax)
+        chosen = components[component]
+        leading = chosen.loadings.leading(n_features)
+        return cls(chosen.title, list(leading), np.array(list(leading.values()))).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw a bar for each feature; its side and its hatching show the sign of the loading."""
@@ -258,7 +258,7 @@ class ConvergenceDisplay(Drawn):
     @classmethod
     def from_estimator(cls, fitted: Fitted | Summary, *, ax: Any = None) -> Self:
         """Draw the rounds of the run that fitted an estimator."""
-        history = getattr(fitted, "run_", RunRecord()).history
+        history = run_of(fitted).history
         if not history:
             raise InputError(
                 "this model has no record of a run, so there are no rounds to draw; use a model that "
@@ -269,7 +269,7 @@ class ConvergenceDisplay(Drawn):
             np.array([entry.get("residual") or np.nan for entry in history], float),
             np.array([entry["bytes_up"] for entry in history]),
             np.array([entry["bytes_down"] for entry in history]),
-            float(getattr(fitted, "tol", 0.0)),
+            0.0 if isinstance(fitted, Summary | StreamingPCA) else float(fitted.tol),
         ).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
@@ -345,22 +345,18 @@ class SiteSharesDisplay(Drawn):
     @classmethod
     def from_estimator(cls, fitted: Fitted | Summary, *, ax: Any = None) -> Self:
         """Draw the shares that a fitted estimator has for its sites."""
-        of = OF_VARIANCE
-        if isinstance(fitted, RobustPCA):
-            shares, of = fitted.sparse_share_, OF_ENTRIES
-            parts = {"outliers": np.array(list(shares.values()))}
-        elif isinstance(fitted, PersonalizedPCA):
-            shares = fitted.site_variance_
-            parts = {p: np.array([s[p] for s in shares.values()]) for p in ("shared", "local")}
-        else:
-            shares = getattr(fitted, "site_variance_ratio_", {})
-            parts = {"explained": np.array(list(shares.values()))}
-        if not shares:
+        shares = site_shares(fitted.facts())
+        if shares is None:
             raise InputError(
-                f"this model does not have the {of}: the sites did not reveal it, or the rows did not "
-                "come from sites"
+                "this model does not have shares for its sites: the sites did not reveal them, or the "
+                "rows did not come from sites"
             )
-        return cls(list(shares), parts, of).plot(ax)
+        parts = [c for c in shares.columns if c.key in PARTS]
+        columns = shares.only("site", *(c.key for c in parts)).rows
+        values = np.array([row[1:] for row in columns], float).T
+        of = OF_ENTRIES if shares.key == "sparse_share" else OF_VARIANCE
+        named = {c.words: own for c, own in zip(parts, values, strict=True)}
+        return cls([row[0] for row in columns], named, of).plot(ax)
 
     def plot(self, ax: Any = None) -> Self:
         """Draw a bar for each site, with its parts stacked."""
@@ -388,3 +384,9 @@ class SiteSharesDisplay(Drawn):
                 frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2
             )
         return self._keep(ax)
+
+
+def site_shares(facts: Sections) -> Records | None:
+    """Return what a model knows about the rows of each site, or None if it knows nothing."""
+    known = (find(facts, key, Records) for key in SHARES)
+    return next((shares for shares in known if shares is not None and shares.rows), None)

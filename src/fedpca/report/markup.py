@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
+from fedpca.facts import ROWS, Fact, Records, Section, in_words
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 MAX_NAME = 80  # characters of a name in a table
@@ -40,6 +41,32 @@ def table(
     return f'<div class="table"><table class="{kind}">{body}</table></div>'
 
 
+def records_as_table(records: Records, kind: str = "", most: int | None = None) -> str:
+    """Return records as a table, with at most so many lines."""
+    columns, rows = records.shown()
+    heads = [column.words for column in columns]
+    texts = [
+        [in_words(v, c.kind) for c, v in zip(columns, row, strict=True)] for row in rows[:most]
+    ]
+    n_text = next((j for j, c in enumerate(columns) if c.kind.is_number), len(columns))
+    return table(heads, texts, n_text, kind)
+
+
+def paragraphs(section: Section, fewest: int) -> Iterator[str]:
+    """Yield a paragraph for each fact, which hides a number of rows below ``fewest``."""
+    for fact, _ in section.shown():
+        note = f". {fact.note[0].upper()}{fact.note[1:]}" if fact.note else ""
+        words = f"{fact.words[0].upper()}{fact.words[1:]}: {as_text(fact, fewest)}{note}"
+        yield f"<p>{shown(words.removesuffix('.'))}.</p>"
+
+
+def as_text(fact: Fact, fewest: int) -> str:
+    """Return a fact's value as text, but hide a number of rows below ``fewest``."""
+    if fact.kind is ROWS and 0 < fact.value < fewest:
+        return f"fewer than {fewest}"
+    return in_words(fact.value, fact.kind)
+
+
 def sortable(name: str, heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """Return a table of names and numbers; a click on a column's title sorts it by that column."""
     top = "".join(
@@ -61,4 +88,4 @@ def _text(position: int, n_text: int) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else shown(value, 2 * MAX_NAME)
+    return f"{value:,}" if isinstance(value, int) else shown(value, 4 * MAX_NAME)

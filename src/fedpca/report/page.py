@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata, resources
 from numbers import Integral
 from string import Template
@@ -24,25 +25,38 @@ from fedpca.coordinator.record import RunRecord
 from fedpca.errors import FedpcaError, InputError
 from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA
 from fedpca.estimators.diagnosis import Diagnosis
-from fedpca.protocol.question import find_question
-from fedpca.report.contents import (
+from fedpca.facts import (
+    SIZE,
     Component,
-    Fitted,
-    components_of,
-    feature_names,
-    n_components_of,
+    Fact,
+    Records,
+    Section,
+    Sections,
+    find,
+    records_of_components,
+    size,
 )
+from fedpca.protocol.question import find_question
+from fedpca.report.contents import Fitted, components_of, run_of
 from fedpca.report.displays import (
     ConvergenceDisplay,
     LoadingsDisplay,
     ScreeDisplay,
     SiteSharesDisplay,
+    site_shares,
 )
 from fedpca.report.drawing import as_svg
-from fedpca.report.markup import MAX_NAME, script_hash, shown, sortable, table
+from fedpca.report.markup import (
+    MAX_NAME,
+    as_text,
+    paragraphs,
+    records_as_table,
+    script_hash,
+    shown,
+    sortable,
+    table,
+)
 from fedpca.report.page_diagnosis import diagnosis_part, site_plots
-from fedpca.report.remaining import size
-from fedpca.report.tables import angle_in_words, privacy_in_words
 from fedpca.site.policy import JOINING
 from fedpca.summary.summary import Summary
 
@@ -52,22 +66,7 @@ MAX_PLOTS = 4  # components whose loadings are drawn
 MAX_SITES = 40  # if there are more, their shares are not drawn, and their names are not listed
 PACKAGES = ("numpy", "scipy", "scikit-learn")
 
-STOPPED = {
-    "exact": "The components are exactly those of the pooled rows, up to rounding.",
-    "converged": "The solver converged to the components of the pooled rows.",
-    "approximate": "The solver leaves something out in exchange for few rounds.",
-    "uncertain": "Rounding hides some components; only the certain ones can be trusted.",
-    "within-noise": "The variances of some components are within each other's sampling errors.",
-    "max_rounds": "The solver ran out of rounds before it reached its tolerance.",
-    "stalled": "The solver stopped because it made no more progress.",
-}
-ROBUST_STOPPED = {
-    "exact": "The low-rank part is exact: apart from outliers, nothing is left of the rows.",
-    "converged": "The solver converged; outliers and noise are outside the components.",
-}
-PERSONALIZED_STOPPED = {
-    "converged": "The solver converged to a point where no small change is better.",
-}
+CARDS = ("n_rows", "n_features", "n_components", "explained")  # facts at the top of the page
 
 
 def report_page(
@@ -97,94 +96,57 @@ def report_page(
 def _sections(
     fitted: Fitted | Summary, name: str, min_count: int, diagnosis: Diagnosis | None
 ) -> Iterator[str]:
-    run: RunRecord = getattr(fitted, "run_", RunRecord())
-    yield _facts(fitted, run, min_count)
-    yield from (f'<p class="warning">{shown(text)}</p>' for text in _warnings(fitted, run))
-    components = components_of(fitted)
+    facts, record = fitted.facts(), run_of(fitted)
+    about, run = _section(facts, ""), _section(facts, "run")
+    yield _cards(about, run, min_count)
+    cautions = find(facts, "warnings", Records)
+    for row in () if cautions is None else cautions.rows:
+        yield f'<p class="warning">{shown(row[0])}</p>'
+    components = components_of(facts)
     if components:
         yield "<h2>Components</h2>"
-        yield _components_table(components)
-    yield _plots(fitted, components, run, diagnosis)
+        columns = ("site", "component", "variance", "share", "cumulative")
+        yield records_as_table(records_of_components(components).only(*columns), "short")
+    yield _plots(fitted, components, record, diagnosis)
     if components:
         yield "<h2>Loadings</h2>"
-        yield from _loadings(components, feature_names(fitted))
+        yield from _loadings(components)
     if isinstance(fitted, FederatedPCA | StreamingPCA):
         yield "<h2>Diagnosis</h2>"
         yield from diagnosis_part(fitted, diagnosis)
-    if isinstance(fitted, RobustPCA):
+    if any(fact.key == "threshold" for fact in about.facts):
         yield "<h2>Outliers</h2>"
-        yield from _outliers(fitted, min_count)
+        outliers = about["threshold"], about["n_left_out"]
+        yield from paragraphs(Section("", outliers), min_count)
     yield "<h2>How certain this is</h2>"
-    yield from _certificate(fitted, run)
-    if run.history:
+    yield from _certificate(facts, run, min_count)
+    if run.facts:
         yield "<h2>What was asked, and of whom</h2>"
-        yield from _asked(run)
+        yield from _asked(record)
         yield "<h2>What crossed</h2>"
-        yield from _crossed(run)
+        yield from _crossed(record)
         yield "<h2>Privacy</h2>"
-        yield from _privacy(run)
+        yield from _privacy(facts, record, min_count)
     yield "<h2>How to reproduce</h2>"
-    yield from _reproduce(fitted, name, run)
+    yield from _reproduce(fitted, name, record)
 
 
-def _count(n: float, min_count: int) -> str:
-    """Return a number of rows as text, but hide a number below ``min_count``."""
-    return f"fewer than {min_count}" if 0 < n < min_count else f"{n:,.10g}"
+def _section(facts: Sections, key: str) -> Section:
+    return find(facts, key, Section) or Section(key, ())
 
 
-def _facts(fitted: Fitted | Summary, run: RunRecord, min_count: int) -> str:
-    n = fitted.n if isinstance(fitted, Summary) else _n_rows(fitted)
-    d = fitted.n_features if isinstance(fitted, Summary) else fitted.n_features_in_
-    components = components_of(fitted)
-    explained = sum(float(c.share) for c in components if c.site is None)
-    facts = {
-        "rows": _count(n, min_count),
-        "features": f"{d:,}",
-        "components": str(sum(c.site is None for c in components)),
-        "variance explained": f"{explained:.1%}",
-    }
-    if run.history:
-        facts |= {
-            "sites": f"{len(run.sites):,}",
-            "solver": run.solver,
-            "rounds": f"{run.rounds:,}",
-            "data exchanged": size(run.bytes_up + run.bytes_down),
-        }
-    items = "".join(f"<div><dt>{k}</dt><dd>{shown(v)}</dd></div>" for k, v in facts.items())
+def _cards(about: Section, run: Section, min_count: int) -> str:
+    """Return what matters most, one card for each fact."""
+    cards = [about[key] for key in CARDS]
+    if run.facts:
+        n_bytes = run["bytes_up"].value + run["bytes_down"].value
+        exchanged = Fact("exchanged", n_bytes, SIZE, "data exchanged")
+        cards += [run["n_sites"], run["solver"], run["rounds"], exchanged]
+    items = "".join(
+        f"<div><dt>{shown(fact.words)}</dt><dd>{shown(as_text(fact, min_count))}</dd></div>"
+        for fact in cards
+    )
     return f'<dl class="facts">{items}</dl>'
-
-
-def _n_rows(fitted: Fitted) -> float:
-    seen = getattr(fitted, "n_samples_seen_", None)
-    return float(fitted.n_samples_ if seen is None else seen)
-
-
-def _warnings(fitted: Fitted | Summary, run: RunRecord) -> Iterator[str]:
-    if run.stop_reason in ("uncertain", "max_rounds", "stalled"):
-        yield STOPPED[run.stop_reason]
-    if run.privacy and run.n_certain < len(components_of(fitted)):
-        yield f"Only {run.n_certain} components stand out from the noise that protects rows."
-    for loss in run.lost:
-        yield f"Lost in round {loss['round']}: {loss['reason']}"
-    if run.advice:
-        yield run.advice
-    if getattr(fitted, "ambiguity_", None):
-        yield "Different shared components are equally good; see ambiguity_ of the model."
-    for site in getattr(fitted, "corrupted_sites_", ()):
-        yield f"So many entries of {site} are outliers that the scores of its rows mean little."
-
-
-def _components_table(components: Sequence[Component]) -> str:
-    lines: list[tuple[str, ...]] = []
-    together: dict[str | None, float] = {}
-    for component in components:
-        site = component.site
-        together[site] = together.get(site, 0.0) + float(component.share)
-        title = component.name if site is None else f"{site} {component.name}"
-        lines.append(
-            (title, f"{component.variance:.6g}", f"{component.share:.2%}", f"{together[site]:.2%}")
-        )
-    return table(("component", "variance", "share", "cumulative"), lines, kind="short")
 
 
 def _plots(
@@ -198,13 +160,12 @@ def _plots(
         scree = ScreeDisplay.from_estimator(fitted, diagnosis=diagnosis)
         drawn.append(("Variance explained", scree))
     for number, component in enumerate(components[:MAX_PLOTS]):
-        of = component.name if component.site is None else f"{component.name} of {component.site}"
-        title = f"Features with the largest loadings on component {of}"
+        title = f"Features with the largest loadings on component {component.title}"
         drawn.append((title, LoadingsDisplay.from_estimator(fitted, number, n_features=10)))
     if len(run.sites) <= MAX_SITES:
-        title = _title_of_shares(fitted)
-        if title:
-            drawn.append((title, SiteSharesDisplay.from_estimator(fitted)))
+        shares = site_shares(fitted.facts())
+        if shares is not None:
+            drawn.append((shares.title, SiteSharesDisplay.from_estimator(fitted)))
     if run.history:
         drawn.append(("The rounds of the fit", ConvergenceDisplay.from_estimator(fitted)))
     if diagnosis is not None:
@@ -216,19 +177,9 @@ def _plots(
     return f'<div class="plots">{"".join(figures)}</div>'
 
 
-def _title_of_shares(fitted: Fitted | Summary) -> str:
-    """Return a title for what is known about each site, or an empty string if nothing is known."""
-    titles = {
-        "site_variance_": "What is shared and what is local at each site",
-        "site_variance_ratio_": "How much of each site's variance is explained",
-        "sparse_share_": "Outliers at each site",
-    }
-    return next((title for name, title in titles.items() if getattr(fitted, name, None)), "")
-
-
-def _loadings(components: Sequence[Component], names: Sequence[str]) -> Iterator[str]:
-    columns = list(components[:MAX_COMPONENTS])
-    strength = np.max([np.abs(c.loadings) for c in columns], axis=0)
+def _loadings(components: Sequence[Component]) -> Iterator[str]:
+    columns, names = list(components[:MAX_COMPONENTS]), components[0].loadings.names
+    strength = np.max([np.abs(c.loadings.array) for c in columns], axis=0)
     order = np.argsort(-strength, kind="stable")[:MAX_LOADINGS]
     left_out = []
     if len(order) < len(names):
@@ -242,64 +193,23 @@ def _loadings(components: Sequence[Component], names: Sequence[str]) -> Iterator
         '<p class="screen"><label>Filter features: <input type="search" data-filters="loadings">'
         '</label> <span class="soft" role="status" data-counts="loadings"></span></p>'
     )
-    titles = [c.name if c.site is None else f"{c.site} {c.name}" for c in columns]
-    lines = ((names[j], *(float(c.loadings[j]) for c in columns)) for j in order)
-    yield sortable("loadings", ("feature", *titles), lines)
+    heads = ("feature", *(c.title for c in columns))
+    lines = ((names[j], *(float(c.loadings.array[j]) for c in columns)) for j in order)
+    yield sortable("loadings", heads, lines)
     yield '<p class="paper">Printed: the features with the largest loadings.</p>'
 
 
-def _outliers(fitted: RobustPCA, min_count: int) -> Iterator[str]:
-    yield (
-        f"<p>An entry is an outlier if its distance from the low-rank part exceeds "
-        f"{fitted.threshold_:.3g}, in the model's scale.</p>"
-    )
-    if fitted.n_left_out_:
-        yield (
-            f"<p>{_count(fitted.n_left_out_, min_count)} rows lie apart from all others, and were left "
-            "out.</p>"
-        )
-
-
-def _certificate(fitted: Fitted | Summary, run: RunRecord) -> Iterator[str]:
+def _certificate(facts: Sections, run: Section, min_count: int) -> Iterator[str]:
     """State how far the components may be from the exact ones."""
-    if not run.history:
-        yield from _certificate_of_summary(fitted)
+    if run.facts:
+        keys = ("stop_reason", "angle_bound", "left_out", "n_certain")
+        known = [fact for fact in _section(facts, "").facts if fact.key == "misalignment"]
+        yield from paragraphs(Section("", (*(run[key] for key in keys), *known)), min_count)
         return
-    special = {RobustPCA: ROBUST_STOPPED, PersonalizedPCA: PERSONALIZED_STOPPED}
-    words = {**STOPPED, **special.get(type(fitted), {})}
-    yield f"<p>{shown(words.get(run.stop_reason, run.stop_reason))}</p>"
-    if isinstance(fitted, PersonalizedPCA):
-        yield (
-            f"<p>Misalignment, which measures how much local components differ between sites: "
-            f"{fitted.misalignment_:.3g}. Near 0, shared and local components cannot be told apart.</p>"
-        )
-    elif isinstance(fitted, FederatedPCA) and not run.privacy:
-        yield _sentence(angle_in_words(run.angle_bound))
-        if run.left_out:
-            yield f"<p>Each variance is too small by at most {run.left_out:.2g} of the total.</p>"
-    if run.n_certain:
-        yield f"<p>{run.n_certain} components are certain.</p>"
-
-
-def _certificate_of_summary(fitted: Any) -> Iterator[str]:
-    """State what truncation cost a stream or a summary."""
-    summary: Summary | None = getattr(
-        fitted, "summary_", fitted if isinstance(fitted, Summary) else None
-    )
-    if summary is None:
+    certainty = _section(facts, "certainty")
+    if not certainty.facts:
         yield "<p>This file has a site's own part of a model, without the record of the run.</p>"
-        return
-    outside = summary.lost / summary.energy if summary.energy else 0.0
-    bound = summary.angle_bound(min(n_components_of(fitted), len(summary.singular_values)))
-    yield f"<p>{outside:.2%} of the variance lies outside the directions kept.</p>"
-    if not summary.known.missing and bound < 1:
-        yield f"<p>{STOPPED['exact']}</p>"
-    else:
-        yield _sentence(angle_in_words(bound))
-
-
-def _sentence(text: str) -> str:
-    return f"<p>{shown(text[0].upper() + text[1:])}.</p>"
+    yield from paragraphs(certainty, min_count)
 
 
 def _asked(run: RunRecord) -> Iterator[str]:
@@ -330,37 +240,36 @@ def _crossed(run: RunRecord) -> Iterator[str]:
         f"<p>{size(run.bytes_up)} went from the sites to the coordinator and {size(run.bytes_down)} "
         f"back, in {run.rounds} rounds.</p>"
     )
-    together: dict[tuple[str, ...], tuple[int, int]] = {}
+    together: dict[tuple[Any, ...], tuple[int, int]] = {}
     for total in run.ledger.totals(None):
         key = (total.question, total.direction, total.field, _shape(total), total.how)
         messages, crossed = together.get(key, (0, 0))
         together[key] = (messages + total.messages, crossed + total.bytes)
     lines = [(*key, *numbers) for key, numbers in together.items()]
-    heads = ("question", "direction", "field", "shape", "use", "messages", "bytes")
-    yield table(heads, lines, n_text=5, kind="long")
+    yield records_as_table(replace(run.ledger.facts(), rows=lines), "long")
     yield '<p class="paper">Printed: the first lines.</p>'
 
 
-def _shape(total: Total) -> str:
-    """Return a shape as text, with a letter for each length that a site's rows may determine."""
+def _shape(total: Total) -> tuple[Any, ...]:
+    """Return a shape, with a letter for each length that a site's rows may determine."""
     named: tuple[str, ...] = ()
     bounded: set[str] = set()
     if total.direction == "up":
         try:
             question = find_question(total.question)
         except FedpcaError:
-            return " x ".join("?" for _ in total.shape)
+            return ("?",) * len(total.shape)
         declared = question.answers.get(total.field)
         bounded = set(question.at_most)
         named = () if declared is None else declared.dimensions
     dimensions = named if len(named) == len(total.shape) else ("",) * len(total.shape)
-    return " x ".join(
-        name if name in bounded else str(length)
+    return tuple(
+        name if name in bounded else length
         for name, length in zip(dimensions, total.shape, strict=True)
     )
 
 
-def _privacy(run: RunRecord) -> Iterator[str]:
+def _privacy(facts: Sections, run: RunRecord, min_count: int) -> Iterator[str]:
     uses = {t.how for t in run.ledger.totals(None)}
     if "seen" in uses:
         seen = {t.question for t in run.ledger.totals(None) if t.how == "seen"}
@@ -370,23 +279,20 @@ def _privacy(run: RunRecord) -> Iterator[str]:
             "<p>Of all other answers, the program used only the total over sites. Without secure sums, "
             "the coordinator's machine received each one.</p>"
         )
-    if run.secure:
-        yield (
-            f"<p>Sums were secure: the coordinator could read only totals over {len(run.sites)} sites. "
-            f"Hash of their roster: <code>{shown(run.secure['roster'])}</code></p>"
-        )
-    if run.privacy:
-        yield _sentence(privacy_in_words(run.privacy))
-    else:
+    for key in ("run.secure", "run.privacy"):
+        section = _section(facts, key)
+        if section.facts:
+            yield f"<p>{shown(section.title)}.</p>"
+        yield from paragraphs(section, min_count)
+    if not run.privacy:
         yield "<p>No noise was added, so the result is not differentially private.</p>"
-    if run.proofs:
+    proofs = find(facts, "run.proofs", Records)
+    if proofs is not None and proofs.rows:
         yield (
             "<p>Sites signed their answers; <code>fedpca ledger verify</code> compares them with a "
             "site's ledger.</p>"
         )
-        lines = ((site, proof["key"], proof["head"]) for site, proof in run.proofs.items())
-        heads = ("site", "fingerprint of its key", "head of its ledger")
-        yield table(heads, lines, n_text=3, kind="short")
+        yield records_as_table(proofs, "short")
 
 
 def _reproduce(fitted: Fitted | Summary, name: str, run: RunRecord) -> Iterator[str]:

@@ -10,34 +10,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from fedpca.estimators import FederatedPCA, StreamingPCA
-from fedpca.estimators.diagnosis import Diagnosis
+from fedpca.estimators.diagnosis import LIMITS, Diagnosis, contributions, limits_section
+from fedpca.facts import Records, find
 from fedpca.linalg.rank_rules import RankComparison
-from fedpca.models.control_limits import ALPHA, ControlLimits
-from fedpca.protocol.printable import printable
-from fedpca.report.contents import feature_names
-from fedpca.report.diagnosis import MAX_ANGLES, about_site, cos2_of, limits_of
 from fedpca.report.diagnostic_displays import SiteMapDisplay, StabilityDisplay
-from fedpca.report.markup import MAX_NAME, shown, table
-from fedpca.solvers.site_map import SiteMap, SiteOnMap
+from fedpca.report.markup import paragraphs, records_as_table, shown, table
 
 MAX_COMPONENTS = 10  # components whose features are listed
 MAX_SITES = 40  # sites that are listed
-N_LEADING = 4  # features with the largest contributions to a component
 N_PRINTED = 5  # rows of a table on paper, as in page.html
-MAX_FEATURE = 24  # characters of a feature's name in a list of features
+COLUMNS = (
+    *("site", "by_mean", "explained", "angles_degrees", "means_apart", "spreads_apart"),
+    "angle_without_degrees",
+)
 
 
 def diagnosis_part(fitted: FederatedPCA | StreamingPCA, found: Diagnosis | None) -> Iterator[str]:
     """Yield what follows from a model and, if there is a diagnosis, what it found."""
-    yield from _contributions(fitted, found)
+    features, _ = contributions(fitted, None if found is None else found.cos2())
+    yield f"<p>{shown(features.title)}:</p>"
+    yield records_as_table(features, "diagnosis features", MAX_COMPONENTS)
     if isinstance(fitted, FederatedPCA):
-        yield _limits(limits_of(fitted if found is None else found, ALPHA))
+        yield f"<p>{LIMITS}.</p>"
+        yield from paragraphs(limits_section(fitted if found is None else found), 0)
+        yield "<p>Only the site that has a row can compare it.</p>"
     if found is not None:
         yield from _ranks(found.ranks)
-        yield from _sites(found)
+        yield from _facts_of_sites(found)
 
 
 def site_plots(found: Diagnosis) -> list[tuple[str, Any]]:
@@ -51,31 +51,19 @@ def site_plots(found: Diagnosis) -> list[tuple[str, Any]]:
     ]
 
 
-def _contributions(fitted: FederatedPCA | StreamingPCA, found: Diagnosis | None) -> Iterator[str]:
-    contributions = fitted.contributions()
-    cos2 = cos2_of(fitted) if found is None else found.cos2()
-    lines = []
-    for number, name in enumerate(contributions.components[:MAX_COMPONENTS], start=1):
-        parts = []
-        for feature, part in contributions.leading(name, N_LEADING).items():
-            explained = "" if cos2 is None else f" ({cos2[feature][name]:.2f})"
-            parts.append(f"{printable(feature, MAX_FEATURE)} {part:.0%}{explained}")
-        lines.append((str(number), ", ".join(parts)))
-    words = "The features that contribute most to each component"
-    if cos2 is not None:
-        words += "; in parentheses, the share of the feature's own variance that it explains (cos2)"
-    yield f"<p>{words}:</p>"
-    yield table(("component", "features"), lines, n_text=2, kind="diagnosis features")
-
-
-def _limits(limits: ControlLimits | None) -> str:
-    if limits is None:
-        return "<p>The fit has too few rows for limits of T2 and Q.</p>"
-    return (
-        f"<p>Limits for new rows: T2 {limits.t2:.4g}, Q (SPE) {limits.q:.4g}, from the "
-        f"{shown(limits.basis)}. If rows are normally distributed, {limits.alpha:.0%} of them are "
-        "beyond each limit. Only the site that has a row can compare it.</p>"
-    )
+def _facts_of_sites(found: Diagnosis) -> Iterator[str]:
+    """Yield how the sites compare, without the columns that would tell a site's share of the rows."""
+    facts = found.facts()
+    sites, cautions = find(facts, "sites", Records), find(facts, "warnings", Records)
+    if sites is None or cautions is None:
+        yield f"<p>There is no map of sites: {shown(found.why_no_sites)}</p>"
+        return
+    yield f"<p>How the sites compare. {shown(sites.note)}.</p>"
+    yield records_as_table(sites.only(*COLUMNS), "diagnosis", MAX_SITES)
+    for row in cautions.rows[:MAX_SITES]:
+        yield f'<p class="warning odd">{shown(row[0])}.</p>'
+    if len(sites.rows) > N_PRINTED:
+        yield '<p class="paper">Printed: the sites that the components depend on most.</p>'
 
 
 def _ranks(ranks: RankComparison) -> Iterator[str]:
@@ -84,49 +72,3 @@ def _ranks(ranks: RankComparison) -> Iterator[str]:
     yield table(list(ranks.ranks), [list(map(str, ranks.ranks.values()))], kind="diagnosis")
     for name, reason in ranks.unknown.items():
         yield f'<p class="soft">Unknown: {shown(name)}, because: {shown(reason)}.</p>'
-
-
-def _sites(found: Diagnosis) -> Iterator[str]:
-    if found.sites is None:
-        yield f"<p>There is no map of sites: {shown(found.why_no_sites)}</p>"
-        return
-    sites = dict(sorted(found.sites.sites.items(), key=lambda item: -item[1].angle_without))
-    lines = [_line(name, site) for name, site in list(sites.items())[:MAX_SITES]]
-    heads = ("site", "by its mean", "explained", "angles", "mean apart", "spread apart", "moves")
-    yield (
-        "<p>How the sites compare. By its mean: the share of the site's variance that its mean causes. "
-        "Explained: the variance within the site that the components explain, as a share of what as "
-        "many directions of its own would explain. Angles: between these directions and the "
-        "components. Apart: 1 is chance. Moves: the angle by which the components move if the site is "
-        "left out.</p>"
-    )
-    yield table(heads, lines, kind="diagnosis")
-    yield from _odd(found, found.sites)
-    if len(lines) > N_PRINTED:
-        yield '<p class="paper">Printed: the sites that the components depend on most.</p>'
-
-
-def _line(name: str, site: SiteOnMap) -> tuple[str, ...]:
-    about = site.within + site.between
-    moves = np.degrees(np.arcsin(min(1.0, site.angle_without)))
-    return (
-        printable(name, MAX_NAME),
-        f"{site.between / about if about else 0.0:.1%}",
-        f"{site.explained:.1%}",
-        " ".join(f"{angle:.0f}°" for angle in site.angles[:MAX_ANGLES]),
-        f"{site.means_apart:.2f}",
-        f"{site.spreads_apart:.2f}",
-        f"{moves:.2f}°",
-    )
-
-
-def _odd(found: Diagnosis, sites: SiteMap) -> Iterator[str]:
-    names = feature_names(found.model)
-    for site in sites.odd_sites[:MAX_SITES]:
-        about = about_site(site, sites.sites[site], found, names)
-        for kind, weights in about["odd"].items():
-            listed = ", ".join(
-                f"{shown(feature, MAX_NAME)} {weight:+.2f}" for feature, weight in weights.items()
-            )
-            words = f"{shown(site, MAX_NAME)} stands out in its {kind}, along {listed}."
-            yield f'<p class="warning odd">{words}</p>'

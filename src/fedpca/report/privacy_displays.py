@@ -13,7 +13,7 @@ from fedpca.audit.exposures import Leakage
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA
 from fedpca.privacy.gaussian import Privacy
-from fedpca.report.contents import Fitted, n_components_of, summary_model
+from fedpca.report.contents import Fitted, components_of, run_of
 from fedpca.report.drawing import (
     AT_RIGHT_EDGE,
     BLUE,
@@ -147,7 +147,7 @@ class UtilityDisplay(Drawn):
         fit. The curve reveals the variances. To publish the curve, use a model of public rows or a
         model from a private fit.
         """
-        spent: Mapping[str, Any] = getattr(getattr(fitted, "run_", None), "privacy", {})
+        spent: Mapping[str, Any] = run_of(fitted).privacy
         delta = spent.get("delta") if delta is None else delta
         row_bound = spent.get("row_bound") if row_bound is None else row_bound
         if delta is None or row_bound is None:
@@ -156,8 +156,7 @@ class UtilityDisplay(Drawn):
                 "row_bound"
             )
         variances, n = _spectrum(fitted)
-        k = n_components_of(fitted)
-        sites = getattr(getattr(fitted, "run_", None), "sites", ())
+        k, sites = len(components_of(fitted.facts())), run_of(fitted).sites
         shares = [
             expected_share(Privacy(epsilon, delta, row_bound), variances, n, k, len(sites) or 1)
             for epsilon in epsilons
@@ -189,8 +188,8 @@ def _spectrum(fitted: Fitted | Summary) -> tuple[Array, float]:
     """Return the variances along all directions, and the number of rows."""
     n: float
     if isinstance(fitted, Summary):
-        model = summary_model(fitted)
-        kept, noise, d = model.explained_variance, float(model.noise_variance), fitted.n_features
+        model = StreamingPCA.from_summary(fitted)
+        kept, noise, d = model.explained_variance_, model.noise_variance_, fitted.n_features
         n = fitted.n
     elif isinstance(fitted, StreamingPCA | FederatedPCA):
         kept, noise, d = fitted.explained_variance_, fitted.noise_variance_, fitted.n_features_in_

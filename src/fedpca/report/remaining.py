@@ -60,11 +60,3 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{math.ceil(seconds)} s"
     return f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def size(n_bytes: float) -> str:
-    """Return a number of bytes as text, in bytes, kB, MB, or GB."""
-    for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= length:
-            return f"{n_bytes / length:.1f} {unit}"
-    return f"{n_bytes:.0f} bytes"

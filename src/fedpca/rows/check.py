@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
+from fedpca.facts import COUNT, Column, Fact, Records, Section, Sections, choice
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.columns import matching_order, some_of
 from fedpca.rows.gaps import ERROR
@@ -21,6 +23,7 @@ from fedpca.rows.rare import look_for_few
 MIN_ROWS = 2  # at all sites together
 MIN_NUMBERED_ROWS = 3  # with fewer rows, measurements may look like row numbers
 
+MAX_COLUMNS = 20  # columns that are listed one by one
 MAX_NAMED = 50  # rare columns that a finding names
 
 
@@ -57,6 +60,80 @@ class Examined:
         return [
             str(i) if self.features is None else self.features[i] for i in np.flatnonzero(chosen)
         ]
+
+    def facts(self, site: str) -> Records:
+        """Return what was found in each column of a site, those with the most bad values first."""
+        names = self.names(self.n_nan >= 0)
+        n_bad = self.n_nan + self.n_infinite
+        is_short = len(names) <= MAX_COLUMNS
+        order = range(len(names)) if is_short else np.argsort(-n_bad, kind="stable")
+        rows = [
+            (
+                names[i],
+                self.dtypes[i],
+                int(self.n_nan[i]),
+                int(self.n_infinite[i]),
+                bool(self.is_constant[i]),
+            )
+            for i in order
+        ]
+        return Records(f"columns.{site}", COLUMN, rows, f"Columns of {site}", n_shown=MAX_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check of several sites' rows found."""
+
+    sites: Mapping[str, Examined]
+    findings: Sequence[Finding]
+
+    @property
+    def n_stops(self) -> int:
+        """Return the number of findings that would stop a fit."""
+        return sum(finding.stops_fit for finding in self.findings)
+
+    def facts(self, *, has_columns: bool = False) -> Sections:
+        """Return what was found at each site, in each column on request, and what it means."""
+        rows = [
+            (
+                name,
+                at.n_rows,
+                at.n_features,
+                ", ".join(f"{n:,} {kind}" for kind, n in Counter(at.dtypes).items()),
+                *(int(each.sum()) for each in (at.n_nan, at.n_infinite, at.is_constant)),
+            )
+            for name, at in self.sites.items()
+        ]
+        findings = [(each.stops_fit, each.where, each.text) for each in self.findings]
+        return (
+            Records("sites", EXAMINED, rows),
+            *(at.facts(name) for name, at in self.sites.items() if has_columns),
+            Records("findings", FINDING, findings, as_lines=True),
+            Section("", (Fact("stops_a_fit", self.n_stops, COUNT, "findings that stop a fit"),)),
+        )
+
+
+EXAMINED = (
+    Column("site"),
+    Column("rows", COUNT),
+    Column("columns", COUNT),
+    Column("types"),
+    Column("nan", COUNT, "NaN"),
+    Column("infinite", COUNT),
+    Column("constant", COUNT),
+)
+COLUMN = (
+    Column("column"),
+    Column("type"),
+    Column("nan", COUNT, "NaN"),
+    Column("infinite", COUNT),
+    Column("constant", choice("yes", "")),
+)
+FINDING = (
+    Column("stops_fit", choice("stops a fit", "note", is_alarm=True)),
+    Column("where"),
+    Column("text"),
+)
 
 
 def examine(rows: Rows) -> Examined:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from fedpca.facts import COUNT, YES, Fact, Section, Sections, cautions
 from fedpca.protocol.proof import NO_HEAD, digest
 from fedpca.site.store import Kind, is_hash
 from fedpca.storage import atomic
@@ -54,6 +55,22 @@ class ChainCheck:
     notes: list[str] = field(default_factory=list)
     problem: str = ""
     is_torn: bool = False
+
+    def facts(self) -> Sections:
+        """Return how long the chain is, and whether it is whole, as sections of facts."""
+        return (
+            cautions(self.notes),
+            Section(
+                "",
+                (
+                    Fact("entries", self.n_entries, COUNT),
+                    Fact("runs", len(self.runs), COUNT),
+                    Fact("whole", not self.problem, YES, "chain is whole"),
+                    Fact("problem", self.problem),
+                    Fact("head", self.head),
+                ),
+            ),
+        )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from fedpca.errors import FileError, InputError, PolicyRefused
+from fedpca.facts import DATA, Column, Records, Sections
 from fedpca.privacy.gaussian import (
     MAX_DELTA,
     MAX_EPSILON,
@@ -32,6 +33,11 @@ MAX_APPROVAL_DAYS = 3650
 LIFETIME_RUNS = 10  # without max_epsilon, all private runs together keep this many run_epsilon
 REQUIREMENTS = (SECURE, PRIVATE_RUNS)  # what a policy can require of a run
 ANY = "any"  # allows every installed question, in any order
+RULE = (
+    Column("given"),
+    Column("prevents"),
+    *(Column(key, DATA) for key in ("rule", "value", "is_on")),
+)
 END = "end"  # the last line of a policy file
 TITLE = (
     "# What this site takes part in, and what it tells. `fedpca policy --explain FILE` says more."
@@ -305,12 +311,14 @@ class Policy:
         lines.append(f"{END} = true  # the last line, so that a file that was cut off is refused")
         return "\n".join(lines) + "\n"
 
-    def explain(self) -> list[str]:
-        """Return a sentence for each rule that says what the policy allows and what it prevents."""
-        return [
-            f"{self._as_given(row)}{'' if row.is_on(self) else ' (off)'}: {row.prevents}"
-            for row in rules()
-        ]
+    def facts(self) -> Sections:
+        """Return each rule with its value, whether it restricts anything, and what it prevents."""
+        rows = []
+        for row in rules():
+            is_on = row.is_on(self)
+            given = f"{self._as_given(row)}{'' if is_on else ' (off)'}"
+            rows.append((given, row.prevents, row.name, row.value_in(self), is_on))
+        return (Records("rules", RULE, rows, as_lines=True),)
 
     def in_words(self) -> str:
         """Return the rules that restrict anything as a short phrase, as they stand in a file."""

@@ -35,6 +35,18 @@ from typing import IO, Any
 
 from fedpca.arrays import Array
 from fedpca.errors import PolicyRefused
+from fedpca.facts import (
+    COUNT,
+    DATA,
+    EPSILON,
+    TIME,
+    Column,
+    Fact,
+    Records,
+    Section,
+    Sections,
+    cautions,
+)
 from fedpca.privacy.gaussian import Privacy, epsilon_of
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.printable import printable
@@ -123,6 +135,41 @@ class Spent:
         """Return what all releases have spent."""
         return self.releases[-1].total if self.releases else 0.0
 
+    def facts(self, policy: Policy, delta: float) -> Sections:
+        """Return what runs have spent at a delta, and what a policy leaves, as sections of facts."""
+        runs: dict[tuple[str, str], list[Release]] = {}
+        for each in self.releases:
+            runs.setdefault((each.run, each.session), []).append(each)
+        rows = [
+            (
+                of_run[0].time,
+                run,
+                of_run[0].purpose,
+                len(of_run),
+                epsilon_spent(math.fsum(each.mu2 for each in of_run), delta),
+            )
+            for (run, _), of_run in runs.items()
+        ]
+        total = [
+            Fact("epsilon", epsilon_spent(self.mu2, delta), EPSILON, "epsilon spent"),
+            Fact("delta", delta, EPSILON),
+            Fact("mu2", self.mu2, DATA),
+            Fact("n_answers", len(self.releases), COUNT, "answers"),
+            Fact("n_runs", len(runs), COUNT, "runs"),
+        ]
+        if not policy.is_open:
+            # the budget is defined at the policy's delta, but what is left is stated at this delta
+            left = epsilon_spent(max(0.0, policy.max_mu2 - self.mu2), delta)
+            total += [
+                Fact("total_epsilon", policy.total_epsilon, EPSILON, "epsilon of the policy"),
+                Fact("left", left, EPSILON, "epsilon left"),
+            ]
+        return (
+            Records("runs", SPENT, rows),
+            cautions(self.notes),
+            Section("", (*total, Fact("head", self.heads[-1], note="the chain is whole"))),
+        )
+
     @classmethod
     def read(cls, path: Path) -> Spent:
         """Read a file up to the first wrong line; treat a missing file as empty.
@@ -145,6 +192,20 @@ class Spent:
         spent.notes = check.notes + ([check.problem] if check.is_torn else [])
         spent.problem = "" if check.is_torn else check.problem
         return spent
+
+
+SPENT = (
+    Column("time", TIME, "since"),
+    Column("run"),
+    Column("purpose"),
+    Column("releases", COUNT, "answers"),
+    Column("epsilon", EPSILON),
+)
+
+
+def epsilon_spent(mu2: float, delta: float) -> float:
+    """Return the epsilon of a total mu^2 at a delta."""
+    return epsilon_of(math.sqrt(max(mu2, 0.0)), delta)
 
 
 class PrivacyBudget:
@@ -258,4 +319,4 @@ def _sum(releases: Mapping[Key, Release]) -> float:
 
 
 def _epsilon(mu2: float, delta: float) -> str:
-    return f"{epsilon_of(math.sqrt(max(mu2, 0.0)), delta):.4g}"
+    return f"{epsilon_spent(mu2, delta):.4g}"

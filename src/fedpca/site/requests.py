@@ -13,13 +13,26 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedpca.errors import ApprovalPending, InputError, PolicyRefused
+from fedpca.facts import (
+    COUNT,
+    DATA,
+    TIME,
+    Fact,
+    Section,
+    Sections,
+    ValueKind,
+    choice,
+    in_minutes,
+    or_else,
+)
 from fedpca.protocol.message import Message, compose
-from fedpca.protocol.plan import RunPlan
+from fedpca.protocol.plan import PRIVATE, RunPlan
 from fedpca.protocol.printable import printable
 from fedpca.site.store import REQUESTS
 
@@ -64,6 +77,33 @@ class Request:
         is_over = self.decision != DENIED and _now() >= _time(self.until)
         return EXPIRED if is_over else self.decision
 
+    def facts(self) -> Sections:
+        """Return who asks for what, and what was decided, as sections of facts."""
+        plan = self.declared
+        private = plan.privacy.get(PRIVATE)
+        if private is not None:
+            first = ("epsilon", "delta", "row_bound")
+            private = {name: private[name] for name in first if name in private} | dict(private)
+        facts = (
+            Fact("run", self.run),
+            Fact("state", self.state),
+            Fact("since", self.since, TIME, "asked"),
+            Fact("until", self.until, TIME),
+            Fact("decided", self.decided, TIME),
+            Fact("program", plan.program),
+            Fact("solver", plan.solver),
+            Fact("parameters", dict(plan.parameters), VALUES),
+            Fact("sites", dict(plan.sites), KEYS),
+            Fact("quorum", plan.fewest_sites, COUNT, note="the run may go on with so many sites"),
+            Fact("secure", plan.is_secure, SUMS, "sums"),
+            Fact("privacy", private, PROMISE),
+            Fact("signer", self.signer, or_else("nobody"), "signed by"),
+            Fact("purpose", plan.purpose, or_else("not given")),
+            Fact("reason", self.reason),
+            Fact("digest", plan.digest, DATA),
+        )
+        return (Section("", facts),)
+
     def covers(self, plan: RunPlan, signer: str) -> bool:
         """Return whether a plan is the plan of this request, with its sites or at least a quorum."""
         asked = self.declared
@@ -71,6 +111,12 @@ class Request:
         has_no_more = plan.sites.items() <= asked.sites.items()
         has_quorum = len(plan.sites) >= asked.fewest_sites
         return is_same and has_no_more and has_quorum and signer == self.signer
+
+
+SUMS = choice("secure", "plain: the coordinator can read each site's part")
+VALUES = ValueKind(json.dumps)
+KEYS = ValueKind(lambda key: f"({key[:16] or 'no key'})")
+PROMISE = ValueKind(json.dumps, unknown="none: answers have no noise in them")
 
 
 class Requests:
@@ -224,11 +270,6 @@ class Requests:
         """Return the path of a run's file, which is safe whatever characters the run's name has."""
         digest = hashlib.sha256(run.encode(errors="surrogatepass")).hexdigest()
         return self._folder / _NAME.replace("*", digest)
-
-
-def in_minutes(time: str) -> str:
-    """Return a time as text in the local time zone, without seconds."""
-    return f"{_time(time).astimezone():%Y-%m-%d %H:%M %Z}"
 
 
 def _denial(request: Request) -> PolicyRefused:

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.coordinator.record import Outcome
+from fedpca.coordinator.record import Outcome, StopReason
 from fedpca.errors import InputError
 from fedpca.linalg.dense import orth
 from fedpca.linalg.rank_rules import RankRule, Rule, rank_rule
@@ -122,7 +122,7 @@ class Solution:
     vectors: Array  # (d, k), orthonormal
     eigenvalues: Array  # (k,), in descending order
     energy: float  # the trace of A'A
-    stop_reason: str  # as in `fedpca.coordinator.record.Outcome`
+    stop_reason: StopReason  # as in `fedpca.coordinator.record.Outcome`
     left_out: float = 0.0  # bound on how much any eigenvalue falls short, as a fraction of energy
     angle_bound: float = 0.0  # bound on the sine of the angle to the exact components
     n_certain: int | None = None  # leading components that are certain; None means all

@@ -27,8 +27,7 @@ last bound; Gittens and Mahoney, "Revisiting the Nystroem method" (2016), for N.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,6 +36,20 @@ from fedpca.coordinator.federation import Federation
 from fedpca.coordinator.record import RunRecord
 from fedpca.coordinator.warm_start import WarmStart
 from fedpca.errors import InputError, PolicyRefused
+from fedpca.facts import (
+    BYTES,
+    CHANGE,
+    COUNT,
+    DATA,
+    VARIANCE,
+    Column,
+    Fact,
+    Records,
+    Section,
+    Sections,
+    cautions,
+    choice,
+)
 from fedpca.linalg.dense import angle_bounds, outside, top_eigen
 from fedpca.models.linear import Model
 from fedpca.protocol.plan import RunPlan
@@ -98,6 +111,18 @@ class Statistic:
         return f"{self.name}{where} changed by {self.change:.2g} {self.unit}".rstrip()
 
 
+STATISTIC = (
+    Column("name", label="statistic"),
+    Column("where", label="along"),
+    Column("then", VARIANCE),
+    Column("now", VARIANCE),
+    Column("change", CHANGE),
+    Column("allowed", CHANGE),
+    Column("unit", DATA),
+    Column("has_drifted", choice("drifted", "", is_alarm=True), ""),
+)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether a model's components are still those of the sites' rows.
@@ -153,20 +178,34 @@ class Verdict:
             )
         return f"certified: {angle}"
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the verdict as values that JSON can hold."""
-        return {
-            "certified": self.is_certified,
-            "angle_bound": self.angle_bound,
-            "fitted_bound": self.fitted_bound,
-            "changed_sites": self.changed_sites,
-            "statistics": [
-                {**asdict(each), "has_drifted": each.has_drifted} for each in self.statistics
-            ],
-            "rounds": self.run.rounds,
-            "bytes_up": self.run.bytes_up,
-            "bytes_down": self.run.bytes_down,
-        }
+    def facts(self) -> Sections:
+        """Return the verdict and what it rests on, those statistics first that drifted."""
+        others = [each for each in self.statistics if not each.has_drifted]
+        rows = [
+            tuple(getattr(each, column.key) for column in STATISTIC)
+            for each in (*self.drifts, *others)
+        ]
+        run, asked = self.run, self.changed_sites is not None
+        facts = (
+            Fact("n_sites", len(run.sites), COUNT, "sites"),
+            Fact("rounds", run.rounds, COUNT),
+            Fact("bytes_up", run.bytes_up, BYTES, "bytes from the sites"),
+            Fact("bytes_down", run.bytes_down, BYTES, "bytes to the sites"),
+            Fact("lost", run.lost, DATA),
+            Fact("angle_bound", self.angle_bound, DATA),
+            Fact("fitted_bound", self.fitted_bound, DATA),
+            Fact("changed_sites", self.changed_sites, DATA),
+            Fact("certified", self.is_certified, DATA),
+            Fact("verdict", self.in_words()),
+        )
+        texts = [f"Lost in round {loss['round']}: {loss['reason']}" for loss in run.lost]
+        if self.drifts and not asked:
+            texts.append("No site is named, because the sites were not asked or did not answer.")
+        return (
+            Records("statistics", STATISTIC, rows),
+            cautions(texts),
+            Section("", facts),
+        )
 
 
 @dataclass(frozen=True)

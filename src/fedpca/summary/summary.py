@@ -27,6 +27,26 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
+from fedpca.facts import (
+    BOUND,
+    BYTES,
+    CHANGE,
+    COUNT,
+    SHAPE,
+    SHARE,
+    SINE,
+    Column,
+    Fact,
+    Records,
+    Section,
+    Sections,
+    about,
+    cautions,
+    components_of,
+    names_of_features,
+    records_of_components,
+)
+from fedpca.linalg.dense import fix_signs
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.rows.centering import Centered, Mean, NotFinite, about_own_mean, naming_bad_values
 from fedpca.rows.columns import matching_order
@@ -40,6 +60,7 @@ from fedpca.summary.scatter import Scatter
 
 N_SPARE = 10  # extra directions to carry, which keep truncation harmless
 
+FIELDS = (Column("field"), Column("shape", SHAPE), Column("bytes", BYTES))
 SHAPES = {  # the arrays of a summary in messages and files
     "n": "",
     "mean": "d",
@@ -243,6 +264,46 @@ class Summary:
     def variance_bound(self, k: int | None = None) -> float:
         """Return a bound on how much more variance the k best directions would carry, as a share."""
         return bounds.variance_bound(self.known, self.energy, self._checked(k))
+
+    def facts(self) -> Sections:
+        """Return what the summary holds and what its file reveals, as sections of `fedpca.facts`."""
+        k = min(self.n_components, len(self.singular_values))
+        freedom = self.n - 1 if self.n >= 2 else max(self.n, 1e-300) / 2
+        components = components_of(
+            self.eigenvalues[:k] / freedom,
+            self.energy / freedom,
+            fix_signs(self.directions[:k].T).T,
+            names_of_features(self.features, self.n_features),
+        )
+        few = "There are so few rows that this file reveals them; do not share it."
+        fields = [(name, each.shape, each.nbytes) for name, each in self.to_arrays().items()]
+        return (
+            about("Summary", self.n, components, self.n_features),
+            cautions([few] if self.n <= self.room else []),
+            records_of_components(components),
+            self.certainty(self.n_components),
+            Records("reveals", FIELDS, fields, "What this file reveals"),
+        )
+
+    def certainty(self, k: int) -> Section:
+        """Return how far the k leading directions may be from those of the pooled rows, as facts."""
+        bound, is_all = self.angle_bound(k), not self.known.missing
+        exact = (
+            "the components are exactly those of the pooled rows" if is_all and bound < 1 else SINE
+        )
+        outside = self.lost / self.energy if self.energy else 0.0
+        facts = (
+            Fact("n_directions", len(self.singular_values), COUNT, "directions kept"),
+            Fact("outside", outside, SHARE, "variance outside the directions kept"),
+            Fact("angle_bound", bound, BOUND, note=exact),
+            Fact(
+                "variance_bound",
+                None if is_all else self.variance_bound(k),
+                CHANGE,
+                note=f"the best {k} components would explain at most this share of the variance more",
+            ),
+        )
+        return Section("certainty", facts)
 
     def _checked(self, k: int | None) -> int:
         k = self.n_components if k is None else k

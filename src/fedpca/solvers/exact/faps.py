@@ -58,6 +58,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import StopReason
 from fedpca.linalg.dense import ROUNDING, orth, outside, sine_of_angle, top_eigen
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
@@ -235,7 +236,9 @@ class Faps:
         angle = _angle_left(steps, theta, float(last["penalty"]), off)
         is_close = angle <= problem.angle_tol or self.stop == "objective"
         has_converged = residuals[-1] <= problem.tol and is_close and is_fixed
-        reason = "converged" if has_converged else "uncertain" if rounds_left else "max_rounds"
+        reason: StopReason = "uncertain" if rounds_left else "max_rounds"
+        if has_converged:
+            reason = "converged"
         is_certain = has_converged and problem.common.rounding <= ROUNDING
         if has_converged and not is_certain:  # inaccurate products shift the limit of Z
             reason = "uncertain"

@@ -24,6 +24,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import StopReason
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace, Ritz
 from fedpca.linalg.rank_rules import Spectrum
 from fedpca.protocol.plan import RunPlan
@@ -110,7 +111,7 @@ class Lanczos:
         energy = standardize_sites(fed, moments, width * expected_rounds(n, d, p))
         max_columns = self.max_krylov_bytes // (8 * d)
         space = KrylovSpace(starting_block(fed, d, width, problem.start), max_columns)
-        reason = "max_rounds"
+        reason: StopReason = "max_rounds"
         for _ in range(problem.max_rounds):
             space.extend(fed.sum(covariance_product, Z=space.Q)["Y"])
             ritz, searched = space.rayleigh_ritz(p), space

@@ -20,6 +20,7 @@ from numpy.linalg import norm
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import StopReason
 from fedpca.linalg.dense import ROUNDING, angle_bounds, orth, outside, top_eigen
 from fedpca.linalg.krylov import KrylovSpace
 from fedpca.linalg.rank_rules import RankRule, Spectrum
@@ -132,7 +133,8 @@ def iterate(
 ) -> Solution:
     """Iterate from an orthonormal Z until its directions are within the tolerance."""
     n, d, p = moments.n, moments.d, Z.shape[1]
-    reason, following = "max_rounds", None
+    reason: StopReason = "max_rounds"
+    following = None
     for _ in range(problem.max_rounds):
         Y = fed.sum(covariance_product, Z=Z)["Y"]
         T = Z.T @ Y

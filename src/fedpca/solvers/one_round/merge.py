@@ -24,6 +24,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import StopReason
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import RankRule, Spectrum, check_n_components, first_look, rank_rule
 from fedpca.protocol.invariants import ROUNDING
@@ -356,7 +357,7 @@ def solution_of(fed: Federation, moments: Moments, merged: Summary, k: int) -> S
     V, values = merged.known.leading(k)
     left_out = eigenvalue_bound(merged.known, merged.energy, k)
     fed.report(left_out, lambda: V)
-    reason = "approximate" if left_out > 0 else "exact"
+    reason: StopReason = "approximate" if left_out > 0 else "exact"
     return Solution(moments, V, values, merged.energy, reason, left_out, merged.angle_bound(k))
 
 

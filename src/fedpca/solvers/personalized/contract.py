@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import StopReason
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script
 
@@ -30,7 +31,9 @@ class Shared:
     U: Array  # (d, k), orthonormal
     along: Array  # (k, k): U'(sum w_i S_i)U divided by the sum of w_i
     objective: float  # the objective, divided by the sum of w_i
-    stop_reason: str  # "converged", "max_rounds", or "stalled" if no step raises the objective
+    stop_reason: (
+        StopReason  # "converged", "max_rounds", or "stalled" if no step raises the objective
+    )
     ambiguity: float = 0.0  # the largest sine of the angle from U to an equally good optimum
 
 

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from fedpca.facts import (
+    BYTES,
+    COUNT,
+    DATA,
+    LONG_TEXT,
+    NUMBER,
+    SECONDS,
+    SHARE,
+    SIZE,
+    TEXTS,
+    Column,
+    Fact,
+    Records,
+    Section,
+    Sections,
+    ValueKind,
+    choice,
+)
 from fedpca.solvers.planning.workload import Speed
 
 TELLS_APART = 1.3  # smaller ratios of bytes do not count, since rounds are only estimated
@@ -68,6 +85,22 @@ class SolverPlan:
         return self.bytes_down + self.bytes_up
 
     @property
+    def range(self) -> tuple[int, int] | None:
+        """Return the fewest and the most rounds if rehearsals differed."""
+        if self.fewest_rounds == self.most_rounds:
+            return None
+        return self.fewest_rounds, self.most_rounds
+
+    @property
+    def promise(self) -> str:
+        """Return in words what the solver guarantees about these components."""
+        if self.guarantee != "bounded" or self.angle_bound >= 1:
+            return self.guarantee
+        if not self.angle_bound:
+            return "exact here"
+        return f"bounded, sine about {self.angle_bound:.0e}"
+
+    @property
     def seen(self) -> tuple[str, ...]:
         """Return the questions whose answers the solver needs site by site."""
         return tuple(
@@ -78,6 +111,32 @@ class SolverPlan:
     def is_possible(self) -> bool:
         """Return whether the solver can run and finish, and no site refuses."""
         return not self.refusal and not self.problem and self.stop_reason != "max_rounds"
+
+
+RANGE = ValueKind(lambda ends: f"{ends[0]:,} to {ends[1]:,}")
+PLANNED = (
+    Column("solver"),
+    Column("is_auto", choice("auto", ""), ""),
+    Column("guarantee", DATA),
+    Column("angle_bound", DATA),
+    Column("promise", label="components"),
+    Column("seen", ValueKind(lambda seen: ", ".join(seen) or "nothing", False), "seen by site"),
+    Column("rounds", COUNT),
+    Column("range", RANGE, "from"),
+    *(Column(key, DATA) for key in ("fewest_rounds", "most_rounds", "solver_rounds")),
+    Column("stop_reason", label="stops"),
+    Column("is_counted", choice("", "about"), ""),
+    Column("site_bytes", BYTES, "bytes/site"),
+    Column("bytes", BYTES),
+    Column("bytes_down", DATA),
+    Column("bytes_up", DATA),
+    Column("seconds", SECONDS),
+    Column("site_memory", SIZE),
+    Column("server_memory", SIZE),
+    Column("discloses", DATA),
+    Column("refusal", LONG_TEXT, "refused"),
+    Column("problem", LONG_TEXT, "not possible"),
+)
 
 
 @dataclass(frozen=True)
@@ -105,9 +164,27 @@ class Plan:
         names = ", ".join(each.solver for each in self.solvers)
         raise KeyError(f"{solver!r} was not planned; the plan has {names}")
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the plan as values that JSON can hold."""
-        return asdict(self)
+    def facts(self) -> Sections:
+        """Return what was planned for each solver, and which one to use, as sections of facts."""
+        rows = [
+            (
+                each.solver,
+                each.solver == self.auto,
+                *(getattr(each, column.key) for column in PLANNED[2:]),
+            )
+            for each in self.solvers
+        ]
+        facts = (
+            Fact("auto", self.auto, label="taken by default"),
+            Fact("recommended", self.recommended),
+            Fact("reason", self.reason),
+            Fact(
+                "share", self.share, SHARE, "share of the exact components' variance that is kept"
+            ),
+            Fact("assumes", self.assumes, TEXTS, "assumed"),
+            Fact("speed", asdict(self.speed), NUMBER, "assumed speeds"),
+        )
+        return Records("solvers", PLANNED, rows), Section("", facts)
 
 
 def recommend(

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import StopReason
 from fedpca.errors import InputError
 from fedpca.models.robust import TIMES_MEDIAN
 from fedpca.protocol.plan import RunPlan
@@ -78,7 +79,9 @@ class RobustFit:
     U: Array  # (d, r), orthonormal
     threshold: float
     noise: float  # the median over sites of the median size of a site's residuals
-    stop_reason: str  # "converged", "max_rounds", or "inexact" if `while_exact` ended the fit
+    stop_reason: (
+        StopReason  # "converged", "max_rounds", or "inexact" if `while_exact` ended the fit
+    )
     center: Array  # (d,)
     mostly_outliers: Array  # (d,), whether most entries of a feature are beyond the threshold
     carry: Carry | None = None  # carries scores over to U; None if no score can be reused

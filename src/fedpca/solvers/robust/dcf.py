@@ -19,6 +19,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import StopReason
 from fedpca.linalg.dense import orth
 from fedpca.linalg.scratch import Scratch
 from fedpca.models.robust import without_large
@@ -130,7 +131,8 @@ def by_gradients(
     local_steps: int,
 ) -> tuple[RobustFit, Array]:
     """Run the published method, which averages gradient steps; return the fit and singular values."""
-    reason, VV, U = "max_rounds", np.eye(U.shape[1]), in_unit(U, moments)
+    VV, U = np.eye(U.shape[1]), in_unit(U, moments)
+    reason: StopReason = "max_rounds"
     for done in range(limits.max_rounds):
         # a given step decays with the square root of the rounds; with 0, each site chooses its own step
         eta = 0.0 if step is None else step / np.sqrt(1 + done)

@@ -25,6 +25,7 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import StopReason
 from fedpca.linalg.dense import orth, sine_of_angle
 from fedpca.linalg.scratch import Scratch
 from fedpca.models.robust import (
@@ -143,7 +144,8 @@ def by_hard_threshold(
     d, r = U.shape
     is_first, carry = carry is None, carry or Carry.first(r, np.zeros(d))
     first = min(moments.first_threshold, first)
-    threshold, median, reason = first, np.inf, "max_rounds"
+    threshold, median = first, np.inf
+    reason: StopReason = "max_rounds"
     reach, rounds_drawn = np.zeros(d), np.zeros(d, int)  # one per column
     least = max(10 * limits.tol, NEGLIGIBLE) * moments.size
     rounds_at_floor = 0

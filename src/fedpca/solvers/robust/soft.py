@@ -18,6 +18,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
+from fedpca.coordinator.record import StopReason
 from fedpca.linalg.dense import orth
 from fedpca.linalg.scratch import Scratch
 from fedpca.models.robust import TIMES_MEDIAN, residuals, without_large
@@ -135,7 +136,8 @@ def by_least_squares(
     threshold = moments.first_threshold
     ridge = threshold * np.sqrt(max(moments.n, d)) / 2
     least_ridge = MIN_RIDGE_SHARE * ridge
-    carry, reason = Carry.first(r, np.zeros(d)), "max_rounds"
+    carry = Carry.first(r, np.zeros(d))
+    reason: StopReason = "max_rounds"
     for done in range(limits.max_rounds):
         answer = fed.sum(
             soft_round,
