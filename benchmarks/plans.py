@@ -39,12 +39,12 @@ from fedpca.solvers.robust.course import OUTLIER_SIZE
 QUIET = {"flops": 1e10, "read_rate": 1e9}  # so that nothing is measured
 ROUNDS_OF = {
     "power": lambda seed: PersonalizedPCA(2, 1, random_state=seed),
-    "stiefel": lambda seed: PersonalizedPCA(2, 1, method="stiefel", random_state=seed),
-    "polar": lambda seed: PersonalizedPCA(2, 1, method="polar", random_state=seed),
+    "stiefel": lambda seed: PersonalizedPCA(2, 1, solver="stiefel", random_state=seed),
+    "polar": lambda seed: PersonalizedPCA(2, 1, solver="polar", random_state=seed),
     "auto": lambda seed: RobustPCA(3, random_state=seed),
-    "threshold": lambda seed: RobustPCA(3, method="threshold", random_state=seed),
+    "threshold": lambda seed: RobustPCA(3, solver="threshold", random_state=seed),
     "auto, a bound of 5": lambda seed: RobustPCA(max_components=5, random_state=seed),
-    "least-squares": lambda seed: RobustPCA(3, method="least-squares", random_state=seed),
+    "least-squares": lambda seed: RobustPCA(3, solver="least-squares", random_state=seed),
 }
 SIZES = {"north": 900, "south": 700, "west": 500, "east": 300}
 
@@ -93,7 +93,7 @@ def rounds(quick: bool) -> None:
             for kind, variances in list(spectra(d).items())[-n_spectra:]:
                 model = make(0)
                 planned = fedpca.plan(
-                    SIZES, d, model, solvers=[model.method], variances=variances, **QUIET
+                    SIZES, d, model, solvers=[model.solver], variances=variances, **QUIET
                 ).solvers[0]
                 n_shared = 2 if isinstance(model, PersonalizedPCA) else None
                 taken = [
@@ -184,9 +184,9 @@ def models() -> dict[str, object]:
     more = {"random_state": 0, "max_rounds": 12}
     some = {f"pca {name}": FederatedPCA(5, solver=name, **more) for name in fedpca.solvers.SOLVERS}
     for name in ("power", "stiefel"):
-        some[f"personalized {name}"] = PersonalizedPCA(3, 2, method=name, **more)
+        some[f"personalized {name}"] = PersonalizedPCA(3, 2, solver=name, **more)
     for name in ("auto", "least-squares"):
-        some[f"robust {name}"] = RobustPCA(5, method=name, **more)
+        some[f"robust {name}"] = RobustPCA(5, solver=name, **more)
     return some
 
 

@@ -66,8 +66,8 @@ GROUPS = (
     ),
     Group(
         "Solvers",
-        "From `fedpca.solvers`. Pass one as `solver=` of `FederatedPCA`, or as `method=` of "
-        "`PersonalizedPCA` and `RobustPCA`. Each is a frozen dataclass whose fields are its options, "
+        "From `fedpca.solvers`. Pass one as `solver=` of `FederatedPCA`, `PersonalizedPCA`, or "
+        "`RobustPCA`. Each is a frozen dataclass whose fields are its options, "
         "with the methods of `Solver`. [Choose a solver](../how-to/choose-a-solver.md) says which to "
         "take.",
         [("fedpca.solvers", name) for name in fedpca.solvers.__all__],

@@ -44,10 +44,10 @@ def test_every_solver_is_listed_with_its_bytes():
 
 
 def test_a_policy_is_asked(tmp_path):
-    (tmp_path / "policy.toml").write_text('allow = ["power"]\nend = true\n')
+    (tmp_path / "policy.toml").write_text('allow = ["subspace-iteration"]\nend = true\n')
     result = planned(*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml"))
     assert result.exit_code == 2
-    assert "allow has 'power'; use 'federated', which includes" in result.output
+    assert "allow has 'subspace-iteration'; use 'federated', which includes" in result.output
     (tmp_path / "policy.toml").write_text('allow = ["merge"]\nend = true\n')
     text = planned(*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml")).output
     assert text.count(" refused ") == 2
@@ -63,10 +63,10 @@ def test_secure_sums_are_about_as_large():
 
 
 def test_a_solver_that_would_run_out_of_rounds_is_marked():
-    text = planned(*QUIET, "--solver", "power", "--max-rounds", "5").output
+    text = planned(*QUIET, "--solver", "subspace-iteration", "--max-rounds", "5").output
     assert " 9+ " in text or " 10+ " in text
     assert "+ would run out of rounds" in text
-    assert "no solver is possible: power: it would run out of rounds" in text
+    assert "no solver is possible: subspace-iteration: it would run out of rounds" in text
 
 
 def test_other_programs_read_the_plan_as_json(tmp_path):

@@ -111,7 +111,7 @@ def diagnose(
         if not isinstance(fitted, FederatedPCA):
             raise InputError(
                 f"{model} is a {type(fitted).__name__}, which cannot be diagnosed; use a model of "
-                "fedpca fit --method pca"
+                "fedpca fit --kind pca"
             )
         chosen = Chosen(drop, columns, id, weight)
         server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)

@@ -11,7 +11,7 @@ import typer
 
 from fedpca.arrays import Array
 from fedpca.cli.console import exit_codes, out, say
-from fedpca.cli.methods import Method, estimator_of, local_ranks_of
+from fedpca.cli.methods import Kind, estimator_of, local_ranks_of
 from fedpca.cli.options import (
     Delta,
     Epsilon,
@@ -48,16 +48,16 @@ def plan(
             help="Number of components; with robust, you can use --max-components instead.",
         ),
     ] = None,
-    method: Annotated[
-        Method, typer.Option(help="Method of the fit, as for `fedpca fit`.")
-    ] = Method.pca,
+    kind: Annotated[Kind, typer.Option(help="Kind of components, as for `fedpca fit`.")] = Kind.pca,
     shared: Shared = None,
     local: Local = None,
     gather: Gather = False,
     max_components: MaxComponents = None,
     parameter: Annotated[
         list[str],
-        typer.Option(help="Other parameter of the method, such as center=none; may be repeated."),
+        typer.Option(
+            help="Other parameter of the estimator, such as center=none; may be repeated."
+        ),
     ] = [],  # noqa: B006
     sites: Annotated[
         str, typer.Option(help="Number of sites that take part, or their names: north,south.")
@@ -136,7 +136,7 @@ def plan(
     """
     with exit_codes():
         model = estimator_of(
-            method,
+            kind,
             {
                 "-k": n_components,
                 "--missing": missing,
@@ -154,7 +154,7 @@ def plan(
             more=parameter,
             common={"scale": scale or None, "tol": tol, "max_rounds": max_rounds},
         )
-        if method is Method.pca and n_components is None:
+        if kind is Kind.pca and n_components is None:
             raise InputError("a plan requires -k, the number of components")
         most, bound = min(rows, features), n_components or max_components or 0
         if bound > most:
@@ -171,7 +171,7 @@ def plan(
             solvers=solver or None,
             secure=secure or None,
             policy=None if policy is None else read_policy(policy),
-            variances=None if like is None else _variances(like, features, method),
+            variances=None if like is None else _variances(like, features, kind),
             latency=latency,
             bandwidth=bandwidth,
             flops=flops,
@@ -190,9 +190,9 @@ def plan(
             )
 
 
-def _variances(like: Path, d: int, method: Method) -> Array:
+def _variances(like: Path, d: int, kind: Kind) -> Array:
     """Return all d variances; components that the model lacks share the remaining variance equally."""
-    if method is Method.personalized:
+    if kind is Kind.personalized:
         fitted = PersonalizedPCA.load(like)
         local = list(fitted.local_variance_.values())
         k = min((len(each) for each in local), default=0)

@@ -1,8 +1,8 @@
 """The catalogue of solvers: the single table that all other code reads.
 
-Estimators accept a solver as a value or by its name in this table. `auto` chooses one of the exact
-solvers. The leak lab attacks the solvers, the command line lists them, and the common tests check that
-each solver keeps its promises.
+A new solver is one file and one row here. Estimators accept a solver as a value or by its name in this
+table. `FederatedPCA` with "auto" chooses one of the exact solvers. The leak lab attacks the solvers,
+the command line lists them, and the common tests check that each solver keeps its promises.
 
 An installed package can add a solver to `FederatedPCA` through the entry point ``fedpca.solvers``,
 which names the solver's class. Importing the class's module registers the questions that the solver
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from fedpca.errors import InputError, PolicyRefused
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import FEDERATED
 from fedpca.site.policy import ANY
-from fedpca.solvers.contract import Solver
+from fedpca.solvers.contract import FAMILIES, Solver
 from fedpca.solvers.exact.covariance import Covariance
 from fedpca.solvers.exact.faps import Faps
 from fedpca.solvers.exact.lanczos import Lanczos
@@ -32,10 +32,13 @@ from fedpca.solvers.exact.subspace_iteration import SubspaceIteration
 from fedpca.solvers.exact.tsqr import Tsqr
 from fedpca.solvers.one_round.average import Average
 from fedpca.solvers.one_round.merge import Merge
-from fedpca.solvers.personalized import program as personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
-from fedpca.solvers.robust import program as robust
+from fedpca.solvers.personalized.gradient import Polar, Stiefel
+from fedpca.solvers.personalized.power import Power
 from fedpca.solvers.robust.contract import RobustSolver
+from fedpca.solvers.robust.dcf import Dcf
+from fedpca.solvers.robust.hard import Threshold
+from fedpca.solvers.robust.soft import Auto, LeastSquares
 
 AUTO = "auto"
 ENTRY_POINTS = "fedpca.solvers"
@@ -54,29 +57,32 @@ SOLVERS: dict[str, Solver] = {
         Average(),
     )
 }
-PERSONALIZED: dict[str, PersonalizedSolver] = personalized.METHODS
-ROBUST: dict[str, RobustSolver] = robust.METHODS
+PERSONALIZED: dict[str, PersonalizedSolver] = {s.name: s for s in (Power(), Stiefel(), Polar())}
+ROBUST: dict[str, RobustSolver] = {
+    solver.name: solver for solver in (Auto(), Threshold(), LeastSquares(), Dcf())
+}
+FAMILIES |= {"FederatedPCA": SOLVERS, "PersonalizedPCA": PERSONALIZED, "RobustPCA": ROBUST}
 
 
-def find_solver(given: Any) -> Solver | None:
-    """Return the solver for a name or a solver value; return None for "auto"."""
-    if isinstance(given, str):
-        if given == AUTO:
-            return None
-        return SOLVERS.get(given) or _added_solver(given)
-    if isinstance(given, Solver) and not isinstance(given, type):
+def find_solver(given: Any, program: str = "FederatedPCA") -> Any:
+    """Return a program's solver for a name or a solver value.
+
+    Return None for "auto" if the program itself then chooses a solver.
+    """
+    solvers = FAMILIES[program]
+    if solvers is SOLVERS:
+        if isinstance(given, str):
+            return None if given == AUTO else SOLVERS.get(given) or _added_solver(given)
+        if isinstance(given, Solver) and not isinstance(given, type):
+            return given
+        raise InputError(f"solver={given!r} must be a solver name or a solver such as Faps()")
+    if isinstance(given, str) and given in solvers:
+        return solvers[given]
+    kinds = tuple(type(solver) for solver in solvers.values())
+    if isinstance(given, kinds):
         return given
-    raise InputError(f"solver={given!r} must be a solver name or a solver such as Faps()")
-
-
-def find_personalized(given: Any) -> PersonalizedSolver:
-    """Return the `PersonalizedPCA` solver for a name or a solver value."""
-    return cast(PersonalizedSolver, _find_method(PERSONALIZED, given))
-
-
-def find_robust(given: Any) -> RobustSolver:
-    """Return the `RobustPCA` solver for a name or a solver value."""
-    return cast(RobustSolver, _find_method(ROBUST, given))
+    values = ", ".join(f"{kind.__name__}()" for kind in kinds)
+    raise InputError(f"solver={given!r} must be one of {', '.join(solvers)}, or one of {values}")
 
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
@@ -118,13 +124,14 @@ def from_plain(plain: Any, names: Mapping[str, Any]) -> Any:
     return type(solver)(**options)
 
 
-def plan_solver(plan: RunPlan, names: Mapping[str, Any]) -> Any:
-    """Return the solver that a plan declares, or None if the program chooses one."""
+def plan_solver(plan: RunPlan) -> Solver | None:
+    """Return the `FederatedPCA` solver that a plan declares, or None if the program chooses one."""
     given = plan.parameters.get("solver")
     if given in (None, AUTO):
-        return names.get(AUTO)
+        return None
     try:
-        return from_plain({"name": given} if isinstance(given, str) else given, names)
+        solver: Solver = from_plain({"name": given} if isinstance(given, str) else given, SOLVERS)
+        return solver
     except (InputError, LookupError, TypeError, AttributeError) as error:
         raise PolicyRefused(f"the plan's solver cannot be used here: {error}") from None
 
@@ -171,14 +178,3 @@ def _load(point: EntryPoint) -> Solver:
             "fedpca.solvers.contract.Solver"
         )
     return solver
-
-
-def _find_method(methods: Mapping[str, Any], given: Any) -> Any:
-    """Return the solver of one family for a name or a solver value; refuse anything else."""
-    if isinstance(given, str) and given in methods:
-        return methods[given]
-    kinds = tuple(type(method) for method in methods.values())
-    if isinstance(given, kinds):
-        return given
-    values = ", ".join(f"{kind.__name__}()" for kind in kinds)
-    raise InputError(f"method={given!r} must be one of {', '.join(methods)}, or one of {values}")

@@ -112,7 +112,7 @@ def pca_script(plan: RunPlan) -> Script:
     _check_parameters(plan)
     if plan.is_private:
         return private_script(plan)
-    declared = plan_solver(plan, SOLVERS)
+    declared = plan_solver(plan)
     solvers = [declared] if declared else chosen_by_auto()
     if not all(hasattr(solver, "script") for solver in solvers):
         raise PolicyRefused(

@@ -143,7 +143,7 @@ def test_planned_bytes_of_secure_sums_are_nearly_those_that_cross(solver, monkey
     assert plan.discloses["count_and_sum"] == "masked"
 
 
-@pytest.mark.parametrize("solver", ["covariance", "power"])
+@pytest.mark.parametrize("solver", ["covariance", "subspace-iteration"])
 def test_planned_bytes_of_private_fits_are_nearly_those_that_cross(solver):
     privacy = Privacy(epsilon=5.0, delta=1e-6, row_bound=8.0)
     run = fitted_quietly(
@@ -174,7 +174,7 @@ def rows_with(variances, seed=0):
 @pytest.mark.parametrize(
     ("name", "solver"),
     [
-        *((name, solver) for name in SPECTRA for solver in ("lanczos", "power")),
+        *((name, solver) for name in SPECTRA for solver in ("lanczos", "subspace-iteration")),
         *(("xi = 1.1", solver) for solver in SENSITIVE),
         *(("falling", solver) for solver in SENSITIVE),
     ],
@@ -193,11 +193,13 @@ def test_planned_rounds_are_within_30_percent_of_real_ones(name, solver):
 def test_many_features_are_planned_from_some_of_them():
     variances = 1.0 / np.arange(1, 801)
     run = (
-        FederatedPCA(3, solver="power", center=False, random_state=0)
+        FederatedPCA(3, solver="subspace-iteration", center=False, random_state=0)
         .fit([np.diag(np.sqrt(variances))])
         .run_
     )
-    plan = fedpca.plan(800, 800, 3, sites=1, solvers=["power"], center=False, **QUIET)["power"]
+    plan = fedpca.plan(800, 800, 3, sites=1, solvers=["subspace-iteration"], center=False, **QUIET)[
+        "subspace-iteration"
+    ]
     assert plan.rounds == pytest.approx(run.rounds, rel=0.3)
 
 
@@ -212,7 +214,7 @@ def test_sites_with_fewer_rows_than_features_are_rehearsed_too():
 
 def test_with_very_many_components_the_usual_rounds_are_planned():
     plan = fedpca.plan(10**6, 20_000, 400, sites=9, **QUIET)
-    for name in ("lanczos", "power", "local-power", "faps"):
+    for name in ("lanczos", "subspace-iteration", "local-power", "faps"):
         usual = SOLVERS[name].usual_rounds(10**6, 20_000, 400)
         assert plan[name].solver_rounds == sum(usual.values())
         assert plan[name].is_possible
@@ -247,14 +249,14 @@ def test_known_variances_may_recommend_another_solver_than_auto():
         (
             Policy(min_rows_per_direction=0),
             False,
-            {"covariance", "lanczos", "power", "local-power", "faps"},
+            {"covariance", "lanczos", "subspace-iteration", "local-power", "faps"},
         ),
         (Policy(allow=("merge",), gather=True, min_rows_per_direction=0), False, {"merge"}),
         (Policy(min_sites=9), False, set()),
         (
             Policy(require=("secure",), min_rows_per_direction=0),
             True,
-            {"covariance", "lanczos", "power", "local-power", "faps"},
+            {"covariance", "lanczos", "subspace-iteration", "local-power", "faps"},
         ),
         (
             Policy(allow=("any",), gather=True, min_count=1, min_rows_per_direction=0),
@@ -271,7 +273,7 @@ def test_the_plan_knows_what_a_site_would_say(policy, secure, possible, unrehear
     sites = guarded(ROWS, policy)
     for each in plan.solvers:
         model = FederatedPCA(3, solver=each.solver, random_state=0)
-        if each.problem or each.solver in ("power", *SENSITIVE):
+        if each.problem or each.solver in ("subspace-iteration", *SENSITIVE):
             continue
         if each.refusal:
             with pytest.raises(PolicyRefused) as refused:

@@ -63,8 +63,8 @@ def given_rounds(run, monkeypatch):
 
 CASES = {
     "power": PersonalizedPCA(2, 1),
-    "stiefel": PersonalizedPCA(2, 1, method="stiefel", random_state=np.int64(3)),
-    "polar, scaled": PersonalizedPCA(2, 1, method="polar", scale=True, center="common"),
+    "stiefel": PersonalizedPCA(2, 1, solver="stiefel", random_state=np.int64(3)),
+    "polar, scaled": PersonalizedPCA(2, 1, solver="polar", scale=True, center="common"),
     "ranks by site, gathered": PersonalizedPCA(
         2, dict.fromkeys(SIZES, 1) | {"s\u00fcd": 3}, gather=True
     ),
@@ -73,9 +73,9 @@ CASES = {
     "local alone": PersonalizedPCA(0, 2),
     "auto": RobustPCA(2),
     "auto, bounded": RobustPCA(max_components=4),
-    "threshold, scaled": RobustPCA(2, method="threshold", scale=True),
-    "least-squares": RobustPCA(2, method="least-squares", center="none"),
-    "dcf": RobustPCA(2, method="dcf", center="mean"),
+    "threshold, scaled": RobustPCA(2, solver="threshold", scale=True),
+    "least-squares": RobustPCA(2, solver="least-squares", center="none"),
+    "dcf": RobustPCA(2, solver="dcf", center="mean"),
 }
 
 
@@ -92,7 +92,7 @@ def test_planned_bytes_are_those_that_cross(case, monkeypatch):
     run = fitted_quietly(model, Federation.local(sites)).run_
     given_rounds(run, monkeypatch)
     plan = fedpca.plan(
-        SIZES, features, model, solvers=[model.method], in_order=in_order, **QUIET
+        SIZES, features, model, solvers=[model.solver], in_order=in_order, **QUIET
     ).solvers[0]
     assert plan.is_counted
     assert plan.rounds == run.rounds
@@ -127,7 +127,7 @@ def test_planned_rounds_are_within_30_percent_of_real_ones(model):
         ).run_
         for seed in (5, 6, 7)
     ]
-    options = {"variances": variances, "solvers": [model.method], **QUIET}
+    options = {"variances": variances, "solvers": [model.solver], **QUIET}
     plan = fedpca.plan(sizes, 25, model, **options).solvers[0]
     assert plan.rounds == pytest.approx(np.median([run.rounds for run in fits]), rel=0.3)
     assert plan.stop_reason == fits[0].stop_reason
@@ -177,7 +177,7 @@ def test_the_plan_knows_what_a_site_would_say(briefly):
     sizes = {"a": 60, "b": 50, "c": 40}
     for word, model in open_to.items():
         for policy in (Policy(), Policy(allow=(word,)), Policy(allow=(word,), min_sites=9)):
-            plan = fedpca.plan(sizes, D, model, policy=policy, solvers=[model.method], **QUIET)
+            plan = fedpca.plan(sizes, D, model, policy=policy, solvers=[model.solver], **QUIET)
             fed = Federation.local(guarded(rows(sizes=sizes), policy))
             if plan.solvers[0].refusal:
                 assert plan.recommended is None
@@ -196,14 +196,14 @@ def test_what_the_default_method_cannot_do_is_left_to_another(briefly):
     assert "secure sums hide" in gathered["power"].problem
     assert fedpca.plan(SIZES, D, PersonalizedPCA(2, 1), **own).recommended == "power"
     some = {"solvers": ["auto", "threshold"], **QUIET}
-    bounded = fedpca.plan(SIZES, D, RobustPCA(max_components=3, method="threshold"), **some)
+    bounded = fedpca.plan(SIZES, D, RobustPCA(max_components=3, solver="threshold"), **some)
     assert "requires the number of components" in bounded["threshold"].problem
     assert bounded.recommended == "auto"
     assert bounded.reason.endswith(bounded["threshold"].problem)
 
 
 def test_an_estimator_brings_its_own_parameters_and_solver(briefly):
-    own = PersonalizedPCA(2, 1, method=Stiefel(step=0.5), max_rounds=4)
+    own = PersonalizedPCA(2, 1, solver=Stiefel(step=0.5), max_rounds=4)
     plan = fedpca.plan(SIZES, D, own, **QUIET)
     assert [each.solver for each in plan.solvers] == ["power", "stiefel", "polar"]
     assert plan.auto == "stiefel"

@@ -421,9 +421,13 @@ class End(NamedTuple):
         rounds, smallest = len(self.residuals), float(self.eigenvalues[-1])
         plain = self.plain_rounds
         if plain is not None and plain < rounds:
-            others = f"solver 'power' would take at most about {plain}, and 'lanczos' fewer"
+            others = (
+                f"solver 'subspace-iteration' would take at most about {plain}, and 'lanczos' fewer"
+            )
         elif stopped == "max_rounds" or (self.penalty > smallest and rounds > FEW_ROUNDS):
-            others = "solver 'power' would probably take fewer, and 'lanczos' far fewer"
+            others = (
+                "solver 'subspace-iteration' would probably take fewer, and 'lanczos' far fewer"
+            )
         else:
             return ""
         cause = ""

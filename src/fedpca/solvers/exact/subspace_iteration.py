@@ -98,10 +98,10 @@ class SubspaceIteration:
     >>> sites = [rows[:50], rows[50:]]
     >>> pca = FederatedPCA(2, solver=SubspaceIteration(), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
-    ('power', 'converged')
+    ('subspace-iteration', 'converged')
     """
 
-    name: ClassVar[str] = "power"
+    name: ClassVar[str] = "subspace-iteration"
     guarantee: ClassVar[str] = "exact"
     seen: ClassVar[tuple[str, ...]] = ()
 

@@ -63,7 +63,7 @@ class Stiefel:
     >>> rng = np.random.default_rng(0)
     >>> shared, *own = np.eye(5)[:3] * 4
     >>> sites = [rng.normal(size=(40, 2)) @ [shared, local] for local in own]
-    >>> pca = PersonalizedPCA(1, 1, method=Stiefel(retraction="qr"), random_state=0).fit(sites)
+    >>> pca = PersonalizedPCA(1, 1, solver=Stiefel(retraction="qr"), random_state=0).fit(sites)
     >>> abs(pca.components_).round(3)
     array([[1., 0., 0., 0., 0.]])
     """
@@ -103,7 +103,7 @@ class Polar:
     >>> rng = np.random.default_rng(0)
     >>> shared, *own = np.eye(5)[:3] * 4
     >>> sites = [rng.normal(size=(40, 2)) @ [shared, local] for local in own]
-    >>> pca = PersonalizedPCA(1, 1, method=Polar(), random_state=0).fit(sites)
+    >>> pca = PersonalizedPCA(1, 1, solver=Polar(), random_state=0).fit(sites)
     >>> abs(pca.components_).round(3)
     array([[1., 0., 0., 0., 0.]])
     """

@@ -20,8 +20,6 @@ from fedpca.solvers.catalogue import (
     ROBUST,
     SOLVERS,
     cheapest_exact,
-    find_personalized,
-    find_robust,
     find_solver,
     to_plain,
 )
@@ -143,9 +141,9 @@ def _choose_pca(asked: PlannedFit, solvers: Iterable[Any] | None) -> Choice:
     auto = cheapest_exact(sizes.n, sizes.d, sizes.k).name if named is None else named.name
     if privacy is not None:
         auto = private_solver(sizes.d)
-    mechanisms = ("covariance", "power") if privacy is not None else tuple(SOLVERS)
+    mechanisms = ("covariance", "subspace-iteration") if privacy is not None else tuple(SOLVERS)
     all_solvers = {name: SOLVERS[name] for name in mechanisms}
-    chosen = _solvers(solvers, find_solver, all_solvers, named)
+    chosen = _solvers(solvers, asked.program, all_solvers, named)
     return Choice(chosen, auto, fit.course, sizes, asked.parties, (ALIKE,))
 
 
@@ -153,12 +151,12 @@ def _choose_personalized(asked: PlannedFit, solvers: Iterable[Any] | None) -> Ch
     given, ranks = dict(asked.parameters), LocalRanks.of(asked.parameters["n_local"])
     ranks.check_sites([party.name for party in asked.parties])
     ranks.check_features(given["n_shared"], asked.d)
-    named = find_personalized(given.pop("method"))
+    named = find_solver(given.pop("solver"), "PersonalizedPCA")
     seed = given.pop("random_state")
     given["n_local"] = ranks.plain
     for_files = {
         **given,
-        "method": to_plain(asked.parameters["method"]),
+        "solver": to_plain(asked.parameters["solver"]),
         "random_state": seed if isinstance(seed, int | None) else None,
     }
     given["gather"] = bool(given["gather"])
@@ -174,14 +172,14 @@ def _choose_personalized(asked: PlannedFit, solvers: Iterable[Any] | None) -> Ch
         asked.names,
         asked.secure,
     )
-    chosen = _solvers(solvers, find_personalized, PERSONALIZED, named)
+    chosen = _solvers(solvers, asked.program, PERSONALIZED, named)
     assumes = ("sites have the shared components in common and nothing else",)
     return Choice(chosen, named.name, fit.course, sizes, parties, assumes)
 
 
 def _choose_robust(asked: PlannedFit, solvers: Iterable[Any] | None) -> Choice:
     given = dict(asked.parameters)
-    named = find_robust(given.pop("method"))
+    named = find_solver(given.pop("solver"), "RobustPCA")
     del given["random_state"]
     if (given["n_components"] is None) == (given["max_components"] is None):
         raise InputError("a plan needs either n_components or max_components, not both")
@@ -190,7 +188,7 @@ def _choose_robust(asked: PlannedFit, solvers: Iterable[Any] | None) -> Choice:
     sizes = asked.sizes(bound, center=center)
     variances = asked.variances(center=center)
     fit = RobustFit(asked.parties, sizes, variances, given, asked.secure)
-    chosen = _solvers(solvers, find_robust, ROBUST, named)
+    chosen = _solvers(solvers, asked.program, ROBUST, named)
     assumes = (ALIKE, "a twentieth of the entries are outliers")
     return Choice(chosen, named.name, fit.course, sizes, asked.parties, assumes)
 
@@ -203,14 +201,15 @@ CHOICES: Mapping[str, Callable[[PlannedFit, Iterable[Any] | None], Choice]] = {
 
 
 def _solvers(
-    given: Iterable[Any] | None, find: Callable[[Any], Any], all_: Mapping[str, Any], own: Any
+    given: Iterable[Any] | None, program: str, all_: Mapping[str, Any], own: Any
 ) -> list[Any]:
     """Return the solvers to plan for; by default, all, with ``own`` replacing its namesake."""
     if given is None:
         known = dict(all_) if own is None else {**all_, own.name: own}
         return list(known.values())
     items = [given] if isinstance(given, str) or hasattr(given, "solve") else list(given)
-    found = [solver for solver in map(find, items) if solver is not None]
+    named = (find_solver(item, program) for item in items)
+    found = [solver for solver in named if solver is not None]
     if len(found) < len(items) or not found:
         raise InputError(
             f"solvers must name one or more of {', '.join(all_)}; omit 'auto', which only chooses "

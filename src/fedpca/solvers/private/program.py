@@ -65,7 +65,7 @@ from fedpca.solvers.standardize import Moments
 MAX_SCATTER_FEATURES = 4096  # with more features, products are summed instead of the scatter
 SPARE_COLUMNS = 5  # columns of a block, in addition to one for each component
 MAX_LOOK = 50  # components that a rule can find in products
-SOLVERS = ("auto", "covariance", "power")  # the solvers that can add noise
+SOLVERS = ("auto", "covariance", "subspace-iteration")  # the solvers that can add noise
 # the 97.5 % quantile for real matrices; 5 % of norms exceed it, at one end or the other
 TRACY_WIDOM = 1.454
 
@@ -255,14 +255,14 @@ def private_script(plan: RunPlan) -> Script:
     ways: dict[str, Order] = {
         "auto": either(noisy_scatter, products),
         "covariance": then(noisy_scatter),
-        "power": products,
+        "subspace-iteration": products,
     }
     return Script(then(AGREEING, noisy_count_and_sum, ways[plan.solver]))
 
 
 def private_solver(d: int) -> str:
     """Return the mechanism that a private fit uses by default."""
-    return "covariance" if d <= MAX_SCATTER_FEATURES else "power"
+    return "covariance" if d <= MAX_SCATTER_FEATURES else "subspace-iteration"
 
 
 def private_asked(name: str, sizes: Sizes, privacy: Privacy) -> list[Asked]:
