@@ -34,7 +34,7 @@ import numpy as np
 import fedpca
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, Site
 from fedpca.protocol.message import Message, decode, encode
-from fedpca.solvers.robust.course import OUTLIER_SIZE
+from fedpca.solvers.planning.made_up import OUTLIER_SIZE
 
 QUIET = {"flops": 1e10, "read_rate": 1e9}  # so that nothing is measured
 ROUNDS_OF = {

@@ -93,7 +93,7 @@ GROUPS = (
             ("fedpca.models.features", "FeatureTable"),
             ("fedpca.solvers.planning.solver_plan", "Plan"),
             ("fedpca.solvers.planning.solver_plan", "SolverPlan"),
-            ("fedpca.solvers.planning.workload", "Speed"),
+            ("fedpca.solvers.planning.machines", "Speed"),
             ("fedpca.solvers.verification", "Verdict"),
             ("fedpca.solvers.verification", "Statistic"),
         ],

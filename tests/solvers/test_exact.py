@@ -12,10 +12,11 @@ from sklearn.exceptions import ConvergenceWarning
 from fedpca import FederatedPCA, Federation
 from fedpca.errors import InputError
 from fedpca.linalg.dense import sine_of_angle
-from fedpca.solvers import Covariance, Lanczos, Problem
+from fedpca.solvers import Lanczos, Problem
 from fedpca.solvers.catalogue import cheapest_exact
 from fedpca.solvers.common_features import common_features
-from fedpca.solvers.costs import expected_rounds
+from fedpca.solvers.costs import expected_rounds, payload
+from fedpca.solvers.exact.covariance import covariance_triangle
 
 SPECTRA = {  # of the singular values, d = 1000; and the most rounds to a scaled residual of 2e-6
     "xi=1.01": (1.01 ** -np.arange(1000.0), 13),
@@ -146,7 +147,7 @@ def test_planned_bytes_are_those_that_cross():
     X = np.random.default_rng(6).standard_normal((200, 90))
     run = FederatedPCA(4, solver="covariance").fit([X]).run_
     triangle = [e.bytes for e in run.ledger if e.field == "triangle"]
-    assert sum(triangle) == Covariance().bytes_per_site(200, 90, 4) - 16 * 90
+    assert sum(triangle) == payload(covariance_triangle, d=90) - 16 * 90
     run = FederatedPCA(4, solver="lanczos", tol=1e-4, random_state=0).fit([X]).run_
     product = [e.bytes for e in run.ledger if e.question == "covariance_product" and e.shape]
     assert sum(product) == 16 * 90 * 4 * run.solver_rounds

@@ -604,9 +604,6 @@ def test_a_solver_without_a_script_is_refused(monkeypatch):
     class Plain:
         name, guarantee, seen = "plain", "exact", ()
 
-        def bytes_per_site(self, n, d, k):
-            return 1
-
         def solve(self, fed, problem):
             raise AssertionError
 

@@ -31,7 +31,7 @@ from fedpca.estimators import PersonalizedPCA
 from fedpca.models.linear import Model, load_model
 from fedpca.report.plans import print_plan
 from fedpca.solvers.planning import plan as planning
-from fedpca.solvers.planning.workload import BANDWIDTH, LATENCY_S
+from fedpca.solvers.planning.machines import BANDWIDTH, LATENCY_S
 
 SPEED_PANEL = "Speeds, which determine the seconds"
 

@@ -23,8 +23,9 @@ from fedpca.errors import InputError, PolicyRefused
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import FEDERATED
 from fedpca.site.policy import ANY
-from fedpca.solvers.contract import FAMILIES, Solver
-from fedpca.solvers.exact.covariance import Covariance
+from fedpca.solvers.contract import FAMILIES, Solver, covariance_product
+from fedpca.solvers.costs import expected_rounds, payload
+from fedpca.solvers.exact.covariance import Covariance, covariance_triangle
 from fedpca.solvers.exact.faps import Faps
 from fedpca.solvers.exact.lanczos import Lanczos
 from fedpca.solvers.exact.local_power import LocalPower
@@ -39,10 +40,11 @@ from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.dcf import Dcf
 from fedpca.solvers.robust.hard import Threshold
 from fedpca.solvers.robust.soft import Auto, LeastSquares
+from fedpca.solvers.standardize import standardize
 
 AUTO = "auto"
 ENTRY_POINTS = "fedpca.solvers"
-SOLVER_NAMES = ("name", "guarantee", "seen", "bytes_per_site", "script", "solve")
+SOLVER_NAMES = ("name", "guarantee", "seen", "script", "solve")
 
 SOLVERS: dict[str, Solver] = {
     solver.name: solver
@@ -86,17 +88,24 @@ def find_solver(given: Any, program: str = "FederatedPCA") -> Any:
 
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
-    """Return the solver expected to move the fewest bytes, out of those that "auto" chooses from."""
-    # reversed, so that a tie goes to Lanczos, whose messages are smaller
-    return min(reversed(chosen_by_auto()), key=lambda solver: solver.bytes_per_site(n, d, k))
+    """Return the solver expected to move fewer bytes, out of those that "auto" chooses from.
+
+    One sends a triangle. The other sends blocks, whose number is a guess, since the variances are not
+    known. A tie goes to the blocks, which are smaller messages.
+    """
+    width = min(k, d)
+    rounds = expected_rounds(n, d, width)
+    blocks = payload(standardize, d=d) + rounds * payload(covariance_product, d=d, k=width)
+    by_triangle, by_blocks = chosen_by_auto()
+    return by_triangle if payload(covariance_triangle, d=d) < blocks else by_blocks
 
 
-def chosen_by_auto() -> list[Solver]:
-    """Return the solvers that "auto" chooses from.
+def chosen_by_auto() -> tuple[Solver, Solver]:
+    """Return the solvers that "auto" chooses from: the one with a triangle, and the one with blocks.
 
     The other exact solvers that need only sums move more bytes.
     """
-    return [SOLVERS[Covariance.name], SOLVERS[Lanczos.name]]
+    return SOLVERS[Covariance.name], SOLVERS[Lanczos.name]
 
 
 def policy_words() -> list[str]:

@@ -173,18 +173,11 @@ class Solver(Protocol):
     solution states how far off they can be. ``seen`` names the questions whose answers the coordinator
     sees site by site; all other answers are summed. `fedpca.testing.check_solver` checks whether a
     solver keeps these promises.
-
-    A solver may also have `asks` and `usual_rounds`, as in `fedpca.solvers.costs`. Then `fedpca.plan`
-    counts its messages.
     """
 
     name: ClassVar[str]
     guarantee: ClassVar[str]
     seen: ClassVar[tuple[str, ...]]
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        """Estimate the bytes to and from one site, for n rows, d features, and k components."""
-        ...
 
     def script(self, plan: RunPlan) -> Script:
         """Return what `solve` asks, in which order, and how often, so that sites can check it."""

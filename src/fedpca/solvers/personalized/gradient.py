@@ -224,7 +224,11 @@ STEP_ANSWERS = {
 
 
 @question(
-    doing="improving the shared components", asks=STEP_ASKS, answers=STEP_ANSWERS, remembers=True
+    doing="improving the shared components",
+    asks=STEP_ASKS,
+    answers=STEP_ANSWERS,
+    remembers=True,
+    work="climb",
 )
 def stiefel_step(site: Site, U: Array, step: Array, back: Array, by_qr: Array) -> dict[str, Any]:
     """Step along the gradient in the tangent space at [U V_i]: Algorithm 2, choice 1."""
@@ -239,7 +243,11 @@ def stiefel_step(site: Site, U: Array, step: Array, back: Array, by_qr: Array) -
 
 
 @question(
-    doing="improving the shared components", asks=STEP_ASKS, answers=STEP_ANSWERS, remembers=True
+    doing="improving the shared components",
+    asks=STEP_ASKS,
+    answers=STEP_ANSWERS,
+    remembers=True,
+    work="climb",
 )
 def polar_step(site: Site, U: Array, step: Array, back: Array, by_qr: Array) -> dict[str, Any]:
     """Take the polar factor of [U V_i] + step S_i [U V_i]: Algorithm 2, choice 2, and Algorithm 1."""

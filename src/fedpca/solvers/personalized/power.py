@@ -188,6 +188,7 @@ def _ambiguity(best: Climb, climbs: Sequence[Climb]) -> float:
         "along": "float64 m k k, semidefinite, explained",
         "local": "float64 m, squares, explained",
     },
+    work="climb",
 )
 def power_step(site: Site, U: Array) -> dict[str, Any]:
     """Send, for each U, G_i, U'S_i U, and the variance along V_i, times the site's weight."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedpca.solvers.planning.workload import Speed
+from fedpca.solvers.planning.machines import Speed
 
 TELLS_APART = 1.3  # smaller ratios of bytes do not count, since rounds are only estimated
 

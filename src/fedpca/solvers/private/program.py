@@ -46,9 +46,8 @@ from fedpca.privacy.gaussian import Privacy, around_point
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Order, Script, either, then
 from fedpca.rows.bounded import MAX_ROWS, RADIUS
-from fedpca.solvers.common_features import AGREEING, column_names, common_features
+from fedpca.solvers.common_features import AGREEING, common_features
 from fedpca.solvers.contract import PcaResult, Solution, Solver, check_choice
-from fedpca.solvers.costs import Asked, Sizes
 from fedpca.solvers.private.at_site import (
     AROUND_TIMES,
     COUNT_UNIT,
@@ -263,18 +262,6 @@ def private_script(plan: RunPlan) -> Script:
 def private_solver(d: int) -> str:
     """Return the mechanism that a private fit uses by default."""
     return "covariance" if d <= MAX_SCATTER_FEATURES else "subspace-iteration"
-
-
-def private_asked(name: str, sizes: Sizes, privacy: Privacy) -> list[Asked]:
-    """Return what `private_components` asks with the mechanism of this name."""
-    first = [
-        Asked(column_names, {"bytes": sizes.name_bytes}),
-        Asked(noisy_count_and_sum, {"bytes": sizes.order_bytes}),
-    ]
-    if name == "covariance":
-        return [*first, Asked(noisy_scatter)]
-    width = min(sizes.d, min(sizes.k, MAX_LOOK) + SPARE_COLUMNS)
-    return [*first, Asked(noisy_product, {"k": width}, privacy.n_products)]
 
 
 def check_private(solver: str | None, scale: bool, missing: str) -> None:

@@ -170,6 +170,8 @@ def by_gradients(
     },
     answers={"U": "float64 d r", "VV": "float64 r r, semidefinite"},
     remembers=True,
+    work="separate",
+    passes=60,
 )
 def gradient_round(
     site: Site,

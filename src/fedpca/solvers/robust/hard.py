@@ -220,6 +220,7 @@ def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> floa
     doing="finding a start without large values",
     asks={"U": "float64 d r, orthonormal", "threshold": "float64, positive"},
     answers={"Y": "float64 d r"},
+    passes=20,
 )
 def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
     """Send C'(C U); C holds the rows, with zeros for missing entries and those beyond the threshold.
@@ -252,6 +253,8 @@ def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
     },
     answers={**SUMS, "good": "int64 d, count"},
     remembers=True,
+    work="separate",
+    passes=50,
 )
 def hard_round(
     site: Site,

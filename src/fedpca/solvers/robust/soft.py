@@ -244,6 +244,8 @@ def rank_of(values: Array, bound: int) -> Rank:
     },
     answers=SUMS,
     remembers=True,
+    work="separate",
+    passes=30,
 )
 def soft_round(
     site: Site,
