@@ -1,13 +1,13 @@
 """Compare plans with real fits: how many rounds they take, and how much memory.
 
     python benchmarks/plans.py                 both
-    python benchmarks/plans.py rounds          rounds of personalized and robust fits
+    python benchmarks/plans.py rounds          rounds of iterating fits
     python benchmarks/plans.py memory          memory at a site and at the coordinator
     python benchmarks/plans.py --quick         small sizes, to see that it runs
 
 `rounds` draws rows several times from the distribution that a plan assumes, and fits them. It prints
-the plan's rounds divided by the median of the fits' rounds. It also prints the fewest and the most
-rounds of the plan's rehearsals and of the fits, because for some methods, fits differ far more from
+the plan's rounds divided by the median of the fits' rounds. It also prints the plan's range of rounds,
+and the fewest and the most rounds of the fits, because with some solvers, fits differ far more from
 each other than from the plan. At the end, it counts the medians within 30 % of the plan, and the fits
 within the plan's range.
 
@@ -38,6 +38,12 @@ from fedpca.solvers.planning.made_up import OUTLIER_SIZE
 
 QUIET = {"flops": 1e10, "read_rate": 1e9}  # so that nothing is measured
 ROUNDS_OF = {
+    "lanczos": lambda seed: FederatedPCA(3, solver="lanczos", random_state=seed),
+    "subspace-iteration": lambda seed: FederatedPCA(
+        3, solver="subspace-iteration", random_state=seed
+    ),
+    "local-power": lambda seed: FederatedPCA(3, solver="local-power", random_state=seed),
+    "faps": lambda seed: FederatedPCA(3, solver="faps", random_state=seed),
     "power": lambda seed: PersonalizedPCA(2, 1, random_state=seed),
     "stiefel": lambda seed: PersonalizedPCA(2, 1, solver="stiefel", random_state=seed),
     "polar": lambda seed: PersonalizedPCA(2, 1, solver="polar", random_state=seed),
@@ -95,7 +101,7 @@ def rounds(quick: bool) -> None:
                 planned = fedpca.plan(
                     SIZES, d, model, solvers=[model.solver], variances=variances, **QUIET
                 ).solvers[0]
-                n_shared = 2 if isinstance(model, PersonalizedPCA) else None
+                n_shared = {PersonalizedPCA: 2, RobustPCA: None}.get(type(model), d)
                 taken = [
                     make(seed)
                     .fit(Federation.local(sites_with(100 + seed, variances, n_shared)))

@@ -23,7 +23,7 @@ from fedpca.errors import InputError, PolicyRefused
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import FEDERATED
 from fedpca.site.policy import ANY
-from fedpca.solvers.contract import FAMILIES, Solver, covariance_product
+from fedpca.solvers.contract import FAMILIES, Problem, Solution, Solver, covariance_product
 from fedpca.solvers.costs import expected_rounds, payload
 from fedpca.solvers.exact.covariance import Covariance, covariance_triangle
 from fedpca.solvers.exact.faps import Faps
@@ -41,6 +41,27 @@ from fedpca.solvers.robust.dcf import Dcf
 from fedpca.solvers.robust.hard import Threshold
 from fedpca.solvers.robust.soft import Auto, LeastSquares
 from fedpca.solvers.standardize import standardize
+
+__all__ = [
+    "SOLVERS",
+    "Average",
+    "Covariance",
+    "Dcf",
+    "Faps",
+    "Lanczos",
+    "LeastSquares",
+    "LocalPower",
+    "Merge",
+    "Polar",
+    "Power",
+    "Problem",
+    "Solution",
+    "Solver",
+    "Stiefel",
+    "SubspaceIteration",
+    "Threshold",
+    "Tsqr",
+]
 
 AUTO = "auto"
 ENTRY_POINTS = "fedpca.solvers"
@@ -64,6 +85,11 @@ ROBUST: dict[str, RobustSolver] = {
     solver.name: solver for solver in (Auto(), Threshold(), LeastSquares(), Dcf())
 }
 FAMILIES |= {"FederatedPCA": SOLVERS, "PersonalizedPCA": PERSONALIZED, "RobustPCA": ROBUST}
+
+
+def not_squaring() -> list[str]:
+    """Return the solvers that find components even if rounding in sums of squares would hide them."""
+    return [name for name, solver in SOLVERS.items() if not getattr(solver, "squares_rows", True)]
 
 
 def find_solver(given: Any, program: str = "FederatedPCA") -> Any:

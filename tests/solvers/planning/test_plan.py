@@ -203,7 +203,7 @@ def test_very_many_components_are_planned_from_some_of_them():
     blocks = lanczos.solver_rounds * payload(covariance_product, d=20_000, k=100)
     assert lanczos.site_bytes == pytest.approx(blocks + components, rel=0.01)
     assert LANCZOS_ROUNDS / 2 < lanczos.solver_rounds < 4 * LANCZOS_ROUNDS
-    assert merge.site_bytes == pytest.approx(8 * 20_000 * 110 + components, rel=0.01)
+    assert merge.site_bytes == pytest.approx(8 * 20_000 * 110 + components, rel=0.02)
     assert [lanczos.is_counted, merge.is_counted] == [False, True]
 
 

@@ -59,6 +59,7 @@ class Tsqr:
     name: ClassVar[str] = "tsqr"
     guarantee: ClassVar[str] = "exact"
     seen: ClassVar[tuple[str, ...]] = ("triangular_factor",)
+    squares_rows: ClassVar[bool] = False
 
     def script(self, plan: RunPlan) -> Script:
         looks = (draw_signs.name,)

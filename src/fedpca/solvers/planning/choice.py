@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from fedpca.solvers.pca import principal_components
 from fedpca.solvers.personalized.local_ranks import LocalRanks
 from fedpca.solvers.personalized.program import shared_and_local
 from fedpca.solvers.planning.made_up import (
+    Cast,
+    Party,
     Rows,
     alike,
     as_sites,
@@ -31,7 +33,6 @@ from fedpca.solvers.planning.made_up import (
     sharing,
     with_outliers,
 )
-from fedpca.solvers.planning.messages import Cast, Party
 from fedpca.solvers.planning.rehearsal import Rehearsal, Stage, rehearse, usual
 from fedpca.solvers.private.program import SOLVERS as PRIVATE_SOLVERS
 from fedpca.solvers.private.program import private_components, private_solver
@@ -97,7 +98,7 @@ class PlannedFit:
         sites = as_sites(made_up, names, in_order=self.in_order, weighted=self.weighted)
         rows = {name: len(X) for name, X in made_up.items()}
         n_sites = len(self.parties)
-        return Stage(program, sites, p, rows, n_sites, self.d, **more)
+        return Stage(program, sites, cast, rows, n_sites, self.d, **more)
 
     def expected_share(self) -> float | None:
         """Return the share of the variance that a private fit is expected to keep, or None."""
@@ -112,13 +113,6 @@ class PlannedFit:
         return expected_share(*settings, secure=self.secure, center=center)
 
 
-class Rehearsed(NamedTuple):
-    """A rehearsal, and the made-up sites on which it ran."""
-
-    rehearsal: Rehearsal
-    cast: Cast
-
-
 @dataclass(frozen=True)
 class Choice:
     """A program's solvers, its default solver, and how a fit with each is rehearsed.
@@ -130,7 +124,7 @@ class Choice:
 
     solvers: Sequence[Any]
     auto: str
-    rehearse: Callable[[Any, bool], Rehearsed]
+    rehearse: Callable[[Any, bool], Rehearsal]
     k: int
     parties: Sequence[Party]
     parameters: Mapping[str, Any]
@@ -183,7 +177,7 @@ def _rehearse_pca(
     variances: Array,
     solver: Any,
     secure: bool,
-) -> Rehearsed:
+) -> Rehearsal:
     """Rehearse on few features; if the solver takes few rounds, on as many as it needs."""
     k = int(parameters["n_components"])
     at = partial(_at_size, asked, parameters, privacy, variances, solver, secure)
@@ -193,10 +187,10 @@ def _rehearse_pca(
         max(MAX_WIDE_SIDE, PER_DIRECTION_OF_WIDE * width),
     )
     small = at(width, min(asked.d, sides[0]))
-    is_cut = small.cast.side < asked.d and small.rehearsal.iterates
-    if is_cut and small.rehearsal.rounds <= FEW_ROUNDS:
+    is_cut = small.stage.cast.side < asked.d and small.iterates
+    if is_cut and small.rounds <= FEW_ROUNDS:
         return at(width, min(asked.d, sides[1]))
-    if MAX_K < k <= MAX_K_OF_ONE_ROUND and not small.rehearsal.iterates:
+    if MAX_K < k <= MAX_K_OF_ONE_ROUND and not small.iterates:
         return at(k, min(asked.d, PER_DIRECTION * k))
     return small
 
@@ -210,7 +204,7 @@ def _at_size(
     secure: bool,
     k: int,
     side: int,
-) -> Rehearsed:
+) -> Rehearsal:
     """Rehearse with so many components and made-up features."""
     real = int(parameters["n_components"])
     leading = variances[np.linspace(0, real - 1, k).astype(int)]
@@ -236,7 +230,7 @@ def _at_size(
         settings = {"privacy": privacy, "is_drawn": is_drawn, "secure": secure}
         return rehearse(asked.stage(made_up, cast, partial(program, **own), **settings), seed)
 
-    return Rehearsed(usual(once, secure=secure, first=N_STARTS), cast)
+    return usual(once, secure=secure, first=N_STARTS)
 
 
 def _choose_personalized(asked: PlannedFit, solvers: Iterable[Any] | None) -> Choice:
@@ -278,7 +272,7 @@ def _rehearse_personalized(
     variances: Array,
     solver: Any,
     secure: bool,
-) -> Rehearsed:
+) -> Rehearsal:
     n_shared, most = int(parameters["n_shared"]), LocalRanks.of(parameters["n_local"]).most
     n_leading = n_shared + most
     kept = evenly_thinned(variances, n_leading, max(MAX_SIDE, PER_DIRECTION * n_leading))
@@ -292,7 +286,7 @@ def _rehearse_personalized(
         program = partial(shared_and_local, solver=solver, for_files=padded, **parameters)
         return rehearse(asked.stage(made_up, cast, program, secure=secure), seed)
 
-    return Rehearsed(usual(once, secure=secure), cast)
+    return usual(once, secure=secure)
 
 
 def _choose_robust(asked: PlannedFit, solvers: Iterable[Any] | None) -> Choice:
@@ -330,7 +324,7 @@ def _rehearse_robust(
     variances: Array,
     solver: Any,
     secure: bool,
-) -> Rehearsed:
+) -> Rehearsal:
     kept = evenly_thinned(variances, bound, max(MAX_SIDE, PER_DIRECTION * bound))
     cast, own = Cast.of(asked.parties, len(kept), MAX_SITES), dict(parameters)
     if solver.needs_rank and own["n_components"] is None:
@@ -341,7 +335,7 @@ def _rehearse_robust(
         program = partial(low_rank_and_sparse, solver=solver, **own)
         return rehearse(asked.stage(made_up, cast, program, secure=secure), seed)
 
-    return Rehearsed(usual(once, secure=secure), cast)
+    return usual(once, secure=secure)
 
 
 CHOICES: Mapping[str, Callable[[PlannedFit, Iterable[Any] | None], Choice]] = {

@@ -47,9 +47,9 @@ class Conditions:
         """Return what a fit with a solver would cost and reveal."""
         problem = choice.problem_of(solver)
         is_hidden = self.secure and choice.needs_each(solver)
-        rehearsed = choice.rehearse(solver, self.secure and not is_hidden)
-        rehearsal, parties = rehearsed.rehearsal, choice.parties
-        crossed, is_exact = count(rehearsal, rehearsed.cast, parties, answers=self._is_answered)
+        rehearsal = choice.rehearse(solver, self.secure and not is_hidden)
+        parties = choice.parties
+        crossed, is_exact = count(rehearsal, parties, answers=self._is_answered)
         if is_hidden:  # the fit goes on without those that it can do without
             problem = problem or HIDDEN
         each_down = sum(each.down for each in crossed)

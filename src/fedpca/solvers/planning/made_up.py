@@ -12,6 +12,8 @@ have. Q and Q_i are random. With many features, only some of the variances are k
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,69 @@ OUTLIER_SIZE = 10.0  # largest size of an outlier, in root mean squares of the e
 OFFSET = 3.0  # typical offset of a column, in root mean squares of the entries
 
 Rows = dict[str, Array]
+
+
+class Party(NamedTuple):
+    """A site as a plan counts it: its name, its number of rows, and how many directions it keeps."""
+
+    name: str
+    rows: int
+    n_local: int = 0
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The made-up sites that stand for real ones.
+
+    ``times_k`` is how many times as many components the real fit has.
+    """
+
+    made_up: Sequence[Party]
+    side: int
+    times_k: float = 1.0
+
+    @classmethod
+    def of(cls, parties: Sequence[Party], side: int, most: int, times_k: float = 1.0) -> Cast:
+        """Choose sites to make up: one of each kind, and the largest ones, but only so many.
+
+        Sites with more rows than made-up features are alike.
+        """
+        in_order = sorted(parties, key=lambda party: -party.rows)
+        kinds: dict[tuple[int, int], Party] = {}
+        for party in in_order:
+            kinds.setdefault(_kind(party, side), party)
+        chosen = list(kinds.values())
+        if len(chosen) > most:
+            chosen = [chosen[i] for i in np.linspace(0, len(chosen) - 1, most).astype(int)]
+        others = [party for party in in_order if party not in chosen]
+        # sites with few rows need others beside them, so that all components are there
+        while others and (len(chosen) < most or _rank(chosen, side) < side):
+            chosen.append(others.pop(0))
+            if len(chosen) >= most + side:
+                break
+        return cls(chosen, side, times_k)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Return the number of rows that each made-up site stands for."""
+        return {party.name: party.rows for party in self.made_up}
+
+    def acting_for(self, party: Party) -> tuple[Party, Party]:
+        """Return the made-up sites next to a real one in size, the larger one first."""
+        own = [each for each in self.made_up if each.n_local == party.n_local] or self.made_up
+        rows = _kind(party, self.side)[0]
+        sizes = {_kind(each, self.side)[0]: each for each in reversed(own)}
+        above = min((n for n in sizes if n >= rows), default=max(sizes))
+        below = max((n for n in sizes if n <= rows), default=min(sizes))
+        return sizes[above], sizes[below]
+
+
+def _kind(party: Party, side: int) -> tuple[int, int]:
+    return min(party.rows, side + 1), party.n_local
+
+
+def _rank(parties: Sequence[Party], side: int) -> int:
+    return sum(min(party.rows, side) for party in parties)
 
 
 def alike(

@@ -22,15 +22,8 @@ import numpy as np
 from fedpca.arrays import Declared
 from fedpca.protocol.message import size_of
 from fedpca.protocol.question import Question
+from fedpca.solvers.planning.made_up import Party
 from fedpca.solvers.planning.rehearsal import Crossing, Rehearsal, Sent
-
-
-class Party(NamedTuple):
-    """A site as a plan counts it: its name, its number of rows, and how many directions it keeps."""
-
-    name: str
-    rows: int
-    n_local: int = 0
 
 
 class Extent(NamedTuple):
@@ -60,64 +53,8 @@ class Crossed:
     up: tuple[int, ...]  # bytes from each site
 
 
-@dataclass(frozen=True)
-class Cast:
-    """The made-up sites that stand for real ones.
-
-    ``times_k`` is how many times as many components the real fit has.
-    """
-
-    made_up: Sequence[Party]
-    side: int
-    times_k: float = 1.0
-
-    @classmethod
-    def of(cls, parties: Sequence[Party], side: int, most: int, times_k: float = 1.0) -> Cast:
-        """Choose sites to make up: one of each kind, and the largest ones, but only so many.
-
-        Sites with more rows than made-up features are alike.
-        """
-        in_order = sorted(parties, key=lambda party: -party.rows)
-        kinds: dict[tuple[int, int], Party] = {}
-        for party in in_order:
-            kinds.setdefault(_kind(party, side), party)
-        chosen = list(kinds.values())
-        if len(chosen) > most:
-            chosen = [chosen[i] for i in np.linspace(0, len(chosen) - 1, most).astype(int)]
-        others = [party for party in in_order if party not in chosen]
-        # sites with few rows need others beside them, so that all components are there
-        while others and (len(chosen) < most or _rank(chosen, side) < side):
-            chosen.append(others.pop(0))
-            if len(chosen) >= most + side:
-                break
-        return cls(chosen, side, times_k)
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Return the number of rows that each made-up site stands for."""
-        return {party.name: party.rows for party in self.made_up}
-
-    def acting_for(self, party: Party) -> tuple[Party, Party]:
-        """Return the made-up sites next to a real one in size, the larger one first."""
-        own = [each for each in self.made_up if each.n_local == party.n_local] or self.made_up
-        rows = _kind(party, self.side)[0]
-        sizes = {_kind(each, self.side)[0]: each for each in reversed(own)}
-        above = min((n for n in sizes if n >= rows), default=max(sizes))
-        below = max((n for n in sizes if n <= rows), default=min(sizes))
-        return sizes[above], sizes[below]
-
-
-def _kind(party: Party, side: int) -> tuple[int, int]:
-    return min(party.rows, side + 1), party.n_local
-
-
-def _rank(parties: Sequence[Party], side: int) -> int:
-    return sum(min(party.rows, side) for party in parties)
-
-
 def count(
     rehearsal: Rehearsal,
-    cast: Cast,
     parties: Sequence[Party],
     *,
     answers: Callable[[Question], bool] = lambda _: True,
@@ -126,7 +63,7 @@ def count(
 
     If ``answers`` is false for a question, the sites refuse it, and their refusals are not counted.
     """
-    counter = _Counter(rehearsal, cast, len(parties))
+    counter, cast = _Counter(rehearsal, len(parties)), rehearsal.stage.cast
     d = rehearsal.stage.d
     alike: dict[Any, Party] = {}  # one of the sites with equally long messages
     kinds = []
@@ -160,14 +97,13 @@ class _Counter:
     """Count the bytes of messages in the real fit."""
 
     rehearsal: Rehearsal
-    cast: Cast
     n_sites: int
 
     def down(self, crossing: Crossing) -> tuple[int, dict[str, int]]:
         """Return the bytes of a message to a site, and its lengths."""
         stage = self.rehearsal.stage
         header = {**crossing.asked.header, "n_sites": self.n_sites}
-        small, full = Extent(0, stage.side), Extent(0, stage.d)
+        small, full = Extent(0, stage.cast.side), Extent(0, stage.d)
         return self._size(
             crossing.question, crossing.question.asks, crossing.asked, header, small, full
         )
@@ -176,7 +112,7 @@ class _Counter:
         """Return the bytes of an answer from a site, and its lengths."""
         stage, sent = self.rehearsal.stage, crossing.answers[actor.name]
         header = {**sent.header, "site": party.name}
-        small = Extent(stage.rows[actor.name], stage.side)
+        small = Extent(stage.rows[actor.name], stage.cast.side)
         full = Extent(party.rows, stage.d)
         return self._size(crossing.question, crossing.question.answers, sent, header, small, full)
 
@@ -213,4 +149,4 @@ class _Counter:
             before = small.of(by)
             return -(-length * full.of(by) // before) if before else length
         is_text = dtype == np.uint8
-        return length if is_text else int(np.ceil(length * self.cast.times_k))
+        return length if is_text else int(np.ceil(length * self.rehearsal.stage.cast.times_k))

@@ -28,7 +28,7 @@ from fedpca.solvers.contract import check_whole
 from fedpca.solvers.planning.choice import ASSUMED, CHOICES, PlannedFit
 from fedpca.solvers.planning.conditions import Conditions
 from fedpca.solvers.planning.machines import BANDWIDTH, LATENCY_S, speed_of
-from fedpca.solvers.planning.messages import Party
+from fedpca.solvers.planning.made_up import Party
 from fedpca.solvers.planning.solver_plan import Plan, recommend
 
 DEFAULTS = {  # the default parameters of FederatedPCA

@@ -24,12 +24,13 @@ from fedpca.protocol.plan import AGREE, DECLARE, PRIVATE
 from fedpca.protocol.question import Question, find_question
 from fedpca.site.site import Site
 from fedpca.solvers.costs import rehearsed_for
+from fedpca.solvers.planning.made_up import Cast
 
 N_REHEARSALS, MOST_REHEARSALS = 3, 9  # the latter if the first ones differ
 ALIKE = 1.3  # ratio of the most to the fewest rounds up to which rehearsals are alike
 # the expected range of so many normal numbers, in standard deviations (Tippett, 1925)
 RANGES = {1: 1.0, 2: 1.13, 3: 1.69, 4: 2.06, 5: 2.33, 6: 2.53, 7: 2.70, 8: 2.85, 9: 2.97}
-DEVIATIONS = 2.0  # the stated range reaches this many standard deviations to either side
+DEVIATIONS = 2.5  # the stated range reaches this many standard deviations to either side
 
 
 class Sent(NamedTuple):
@@ -57,12 +58,12 @@ class Crossing(NamedTuple):
 class Stage:
     """The program of a fit, and the made-up sites on which it runs.
 
-    ``side`` is the number of their features, and ``rows`` the number of rows that each has.
+    ``rows`` is the number of rows that each of them has.
     """
 
     program: Callable[..., Any]
     sites: Mapping[str, Site]
-    side: int
+    cast: Cast
     rows: Mapping[str, int]
     n_sites: int  # of the real fit
     d: int  # features of the real fit
@@ -138,7 +139,7 @@ def rehearse(stage: Stage, seed: int) -> Rehearsal:
             "parameters": {},
             "privacy": {PRIVATE: stage.privacy.to_plain()},
         }
-    as_the_fit = rehearsed_for(stage.side, stage.d, stage.n_sites / len(stage.sites))
+    as_the_fit = rehearsed_for(stage.cast.side, stage.d, stage.n_sites / len(stage.sites))
     with Federation(recorder, secure=stage.secure) as fed, as_the_fit:
         result = fed.run(stage.program, identity=identity, seed=seed)
     outcome = result.outcome
