@@ -169,7 +169,7 @@ def usual(
             break
     exact = [seed for seed, each in enumerate(found) if not each.stage.is_drawn]
     exact.sort(key=lambda seed: found[seed].rounds)
-    seed = exact[len(exact) // 2]
+    seed = exact[(len(exact) - 1) // 2]
     middle = found[seed]
     deviation = math.log(rounds[-1] / rounds[0]) / RANGES[len(rounds)]
     factor = math.exp(DEVIATIONS * deviation)
