@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from typing import Any
 
 import numpy as np
 
 from fedpca.arrays import Array
-from fedpca.rows.in_memory import Block, Rows, is_sparse
+from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
 
+MAX_HASHED_ROWS = 1000  # from which a site derives its own secret
+_ROWS = b"fedpca rows"
 HASH_BYTES = 8  # of a row; among 10^6 rows, any two agree by chance with probability 3e-8
 
 
@@ -37,6 +40,16 @@ class RowHasher:
     def hashes(self) -> Array:
         """Return the hashes, in the order of the rows."""
         return np.frombuffer(b"".join(self._found), np.int64)
+
+
+def secret_of(rows: Rows) -> bytes:
+    """Return a hash of the first rows, which are secret, so that the same rows give the same bits."""
+    digest = hashlib.sha256(_ROWS)
+    for block, _ in itertools.islice(weighted_blocks(rows), 1):
+        part: Any = block[:MAX_HASHED_ROWS]
+        for array in (part.data, part.indices, part.indptr) if is_sparse(part) else (part,):
+            digest.update(np.asarray(array).tobytes())
+    return digest.digest()
 
 
 def changes(before: Array, after: Array) -> tuple[Array, Array]:

@@ -136,10 +136,10 @@ class Conversation:
                 answer = self._compute(question, arrays, dimensions)
             else:
                 answer = self._compute_or_fail_unseen(question, arrays, dimensions)
-            if held is None and answer:
+            if held is None:
                 gaps = run.treats_gaps(asked)
-                rows = site.source.rows
-                self.gate.check_directions(question, answer, rows, gaps, site.rows_record)
+                rows, shapes = site.source.rows, question.answer_shapes(asked, dimensions)
+                self.gate.check_directions(question, answer, shapes, rows, gaps, site.rows_record)
             sent = answer if masks is None else masks.of(answer, arrays, dimensions)
             reply = self._reply(header, {}, sent)
             if masks is not None and masks.is_size:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from fedpca.protocol.question import Question
 DIGEST_BYTES = 8
 
 
-def directions_in(question: Question, answer: Arrays) -> int:
-    """Return in how many directions an answer shows the rows, from the shapes that are declared.
+def directions_in(question: Question, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return in how many directions an answer shows the rows, from the shapes of its fields.
 
     A triangle, or a matrix of d rows and d columns, shows d directions. Any other matrix shows as many
     as it has columns. Vectors and numbers show none. All fields of an answer are about the same ones.
@@ -32,9 +33,9 @@ def directions_in(question: Question, answer: Arrays) -> int:
         if np.dtype(dtype).kind != "f":
             continue
         if "triangle" in (*lengths, *(question.at_most.get(each) for each in lengths)):
-            shown.append(math.isqrt(2 * answer[name].shape[-1]))  # the d of d (d + 1) / 2
+            shown.append(math.isqrt(2 * shapes[name][-1]))  # the d of d (d + 1) / 2
         elif len(lengths) > 1:
-            shown.append(math.prod(answer[name].shape[:-2]) * answer[name].shape[-1])
+            shown.append(math.prod(shapes[name][:-2]) * shapes[name][-1])
     return max(shown)
 
 

@@ -38,7 +38,7 @@ from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
 from fedpca.rows.columns import some_of
 from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns
-from fedpca.rows.gaps import DROP, ERROR, MEAN, are_counted
+from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING, are_counted
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.hashes import RowHasher
 from fedpca.rows.in_memory import Rows, weighted_blocks
@@ -53,6 +53,9 @@ MAX_NAMES = 50  # names of rare columns in a message
 SECRET_BYTES = 32
 # names of the arrays in the record of rows that are about answers
 DIRECTIONS, ANSWERS = "directions", "answers"
+SHOWN_BY_KIND = "directions by kind"  # (len(MISSING),), by what happened to gaps
+CHANGE = "change"  # (3,): changed rows, and directions shown before and since the last change
+ABOUT_ANSWERS = (DIRECTIONS, ANSWERS, SHOWN_BY_KIND, CHANGE)
 
 
 class Seen(NamedTuple):
@@ -70,7 +73,6 @@ class Disclosure:
         self._policy = policy
         # directions that answers have shown, if no file records them; they count until the site ends
         self._shown: Arrays = {}
-        self._n_shown = 0  # the number of directions last counted, so that no file need be read
         self._begin(None)
 
     def _begin(self, rows: Rows | None) -> None:
@@ -82,6 +84,7 @@ class Disclosure:
         self._gapped: list[str] | None = None  # columns whose gaps reveal sums over few rows
         self._patterns: Array | None = None  # one column of each pattern of gaps
         self._is_compared = False  # whether rows were compared with those of the last run
+        self._may_see_all: set[int] = set()  # kinds of runs whose directions need not be counted
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._seen: Seen | None = None
 
@@ -127,38 +130,89 @@ class Disclosure:
         The count never starts again by itself, because rows that change leave others that do not.
         New rows allow new directions. Nothing is refused if all features may be shown, but it counts,
         because columns may be added later. The refusal does not tell how many rows there are.
+
+        Differences between answers are about parts of the rows, such as those with gaps, or those that
+        have changed. Each part must have enough rows for the directions in which answers to both kinds
+        of runs, or from before and after the change, show it. Fewer directions than `Policy.min_count`
+        may always be shown, because such a part has more rows. ``answer`` is empty if the site could
+        not answer, which must not be seen, so it counts like any other.
         """
         least = self._policy.min_rows_per_direction
-        if not least or not n_shown:
+        if not least or not n_shown or missing in self._may_see_all:
             return
-        n_rows = rows.n_rows
-        if missing == DROP and not isinstance(rows, GenotypeRows):
-            n_rows = self._see(rows, None).gaps.n_whole
-        most, d = n_rows // least, rows.n_features
-        if d <= most and self._n_shown >= d:
-            return
+        d = rows.n_features
         secret, kept = (self._secret, self._shown) if path is None else rows_record.read(path)
         self._secret = secret or self._secret
         answers = kept.get(ANSWERS, np.zeros(0, np.int64))
         digest = digest_of(answer, b"" if path is None else self._secret)
-        if digest in answers:  # an answer that is asked for again shows nothing new
+        if answer and digest in answers:  # an answer that is asked for again shows nothing new
             return
         total = min(int(kept.get(DIRECTIONS, np.zeros(1, np.int64))[0]) + n_shown, d)
-        if total > most:
-            way_out = "" if path is None else f", or delete {path.name} in its folder"
-            raise PolicyRefused(
-                "all answers about the site's rows together may show them in one direction for every "
-                f"{least} rows, because the site's policy has min_rows_per_direction={least}, but the "
-                "answer would show more; use fewer components, a solver that asks for fewer products, "
-                "or fewer columns; the site can add rows, or set another min_rows_per_direction"
-                f"{way_out} if its rows are no secret"
+        by_kind = kept.get(SHOWN_BY_KIND, np.zeros(len(MISSING), np.int64)).copy()
+        by_kind[missing] = min(by_kind[missing] + n_shown, d)
+        n_changed, before, since = (int(n) for n in kept.get(CHANGE, (0, 0, 0)))
+        since = min(since + n_shown, d)
+        limits = [("the site's rows", self._n_used(rows, missing) // least, total)]
+        limits += [
+            (about, max(n // least, self._policy.min_count - 1), min(int(n) for n in shown))
+            for about, n, shown in (
+                *((each, n, by_kind[list(kinds)]) for each, n, kinds in self._parts(rows, missing)),
+                ("the rows that have changed", n_changed, (before, since)),
             )
-        self._n_shown = total
-        shown = {DIRECTIONS: np.array([total]), ANSWERS: np.append(answers, np.int64(digest))}
+            if n and self._policy.min_count > 1
+        ]
+        for about, most, shown in limits:
+            if shown > most:
+                self._refuse_directions(about, path)
+        counted = {
+            DIRECTIONS: np.array([total]),
+            SHOWN_BY_KIND: by_kind,
+            CHANGE: np.array([n_changed, before, since]),
+        }
+        if min(most for _, most, _ in limits) >= d:
+            if by_kind[missing] == since == d:
+                self._may_see_all.add(missing)
+            if all(np.array_equal(kept.get(name), array) for name, array in counted.items()):
+                return
+        if answer:
+            counted[ANSWERS] = np.append(answers, np.int64(digest))
         if path is None:
-            self._shown = shown
+            self._shown = {**kept, **counted}
         else:
-            rows_record.write(path, self._secret, {**kept, **shown})
+            rows_record.write(path, self._secret, {**kept, **counted})
+
+    def _refuse_directions(self, about: str, path: Path | None) -> None:
+        least = self._policy.min_rows_per_direction
+        way_out = "" if path is None else f", or delete {path.name} in its folder"
+        raise PolicyRefused(
+            f"all answers about {about} together may show them in one direction for every "
+            f"{least} rows, because the site's policy has min_rows_per_direction={least}, but the "
+            "answer would show more; use fewer components, a solver that asks for fewer products, "
+            "or fewer columns; the site can add rows, or set another min_rows_per_direction"
+            f"{way_out} if its rows are no secret"
+        )
+
+    def _n_used(self, rows: Rows, missing: int) -> int:
+        """Return the number of rows that a run uses."""
+        if missing != DROP or isinstance(rows, GenotypeRows):
+            return rows.n_rows
+        return self._see(rows, None).gaps.n_whole
+
+    def _parts(self, rows: Rows, missing: int) -> list[tuple[str, int, tuple[int, ...]]]:
+        """Return parts of the rows that sums are about, their sizes, and the kinds of runs that do it.
+
+        If gaps are filled, the products of a column are about the rows with a value there. What a run
+        that fills gaps shows, but not one that drops rows, is about the rows with gaps. Genotypes have
+        gaps in so many variants that they are not looked at.
+        """
+        if missing == ERROR or isinstance(rows, GenotypeRows):
+            return []
+        gaps = self._see(rows, None).gaps
+        n_present = len(gaps.flags) - int(gaps.flags.sum(axis=0).max(initial=0))
+        return [
+            ("the rows with a value in the column that has most gaps", n_present, (MEAN,)),
+            ("the rows with gaps", len(gaps.flags) - gaps.n_whole, (MEAN, DROP)),
+        ]
 
     def _few_of(self, rows: Rows, missing: int) -> Few:
         if self._policy.min_count == 1:
@@ -328,8 +382,20 @@ class Disclosure:
             name not in kept or not np.array_equal(array, kept[name])
             for name, array in record.items()
         ):
-            others = {name: array for name, array in kept.items() if name in (DIRECTIONS, ANSWERS)}
+            others = {name: array for name, array in kept.items() if name in ABOUT_ANSWERS}
+            if before is not None:
+                others[CHANGE] = _after_change(kept, rows_record.n_changed(before, now))
             rows_record.write(path, self._secret, {**others, **record})
+
+
+def _after_change(kept: Arrays, n_changed: int) -> Array:
+    """Return what the record says about the last change, once rows have changed again."""
+    last, before, since = (int(n) for n in kept.get(CHANGE, (0, 0, 0)))
+    if not n_changed:
+        return np.array([last, before, since])
+    if last and not since:  # no answer tells the two changes apart
+        return np.array([min(last, n_changed), before, 0])
+    return np.array([n_changed, int(kept.get(DIRECTIONS, (0,))[0]), 0])
 
 
 def reason_against(few: Few, min_count: int) -> str | None:

@@ -130,11 +130,22 @@ class Gate:
             self._disclosure.check(rows, missing, record, used)
 
     def check_directions(
-        self, question: Question, answer: Arrays, rows: Rows, missing: int, record: Path | None
+        self,
+        question: Question,
+        answer: Arrays,
+        shapes: Mapping[str, tuple[int, ...]],
+        rows: Rows,
+        missing: int,
+        record: Path | None,
     ) -> None:
-        """Refuse an answer if answers would show the rows in too many directions; else count it."""
+        """Refuse an answer if answers would show the rows in too many directions; else count it.
+
+        ``answer`` is empty if the site could not answer; ``shapes`` are those that it would have.
+        """
         if self._disclosure is not None:
-            n_shown = directions_in(question, answer)
+            if answer:
+                shapes = {name: array.shape for name, array in answer.items()}
+            n_shown = directions_in(question, shapes)
             self._disclosure.count_directions(rows, missing, record, n_shown, answer)
 
     def start_over(self) -> None:

@@ -76,6 +76,12 @@ def has_few_changed(before: Recorded, now: Recorded, least: int) -> bool:
     return new_fails and not _has_patterns(gone, new)
 
 
+def n_changed(before: Recorded, now: Recorded) -> int:
+    """Return how many rows were removed, or were added if these are fewer; 0 if no row has changed."""
+    removed, added = changes(before.hashes, now.hashes)
+    return min((len(part) for part in (removed, added) if len(part)), default=0)
+
+
 def _gives_away(flags: Array, least: int) -> bool:
     # the columns that have no gaps matter too, so there is one column more
     return bool(

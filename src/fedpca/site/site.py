@@ -28,6 +28,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.rows.formats.query import Query
 from fedpca.rows.gaps import DROP, Totals, column_totals
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows
+from fedpca.rows.hashes import secret_of
 from fedpca.rows.in_memory import DenseRows, Rows, SparseRows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.standardized import MAX_CACHE_BYTES, Frame, StandardizedRows, is_read_once
@@ -315,7 +316,17 @@ class Site:
             max_cache_bytes=self.memory_limit,
             only_sums=not self.policy.is_open,
             scatter=self._scatter,
+            secret=self.rounding_secret(),
         )
+
+    def rounding_secret(self) -> bytes | None:
+        """Return what moves the points between two steps of rounded sums; see `fedpca.linalg.grid`.
+
+        A coordinator that the site trusts, or that can read the rows anyway, needs no secret.
+        """
+        if self.policy.is_open or self.is_in_process:
+            return None
+        return secret_of(self.source.rows)
 
     def column_totals(self, missing: int) -> Totals:
         """Return the sums of the columns; keep the scatter if this saves another reading of files."""
