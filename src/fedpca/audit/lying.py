@@ -19,6 +19,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -426,7 +427,7 @@ def _attacked(attack: Attack, rows: Mapping[str, Array], name: str, policy: Poli
                 colluding=colluding,
                 known=known,
                 n_columns=truth.shape[1],
-                meanwhile=lambda sites=sites: sites.drop_last_rows(attack.n_leaving),
+                meanwhile=partial(sites.drop_last_rows, attack.n_leaving),
             )
             found = _run(attack, liar, plan)
         got = score(found, truth)

@@ -90,5 +90,5 @@ def _about_zero(liar: Liar, missing: str) -> Moments:
 
 def _minus(all_rows: Moments, others: Moments) -> Moments:
     """Return the moments of flags that are in one set of rows and not in the other."""
-    n, *sums = (one - other for one, other in zip(all_rows, others, strict=True))
-    return Moments(n, *map(np.rint, sums))
+    sums, products = all_rows.sums - others.sums, all_rows.products - others.products
+    return Moments(all_rows.n - others.n, np.rint(sums), np.rint(products))

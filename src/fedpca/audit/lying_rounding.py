@@ -11,8 +11,8 @@ square G_cc, which counts these rows. If there is only one, ``|G_cj| / u`` is it
 The grid of `fedpca.linalg.grid` hides such squares, because its steps are far longer. But a third
 direction with a column that is centered so far away that it is nearly constant adds a whole number D of
 units to column c in all n rows. If m rows are in the window, ``G_cc / u^2 = n D^2 + 2 D m + m``. Among
-many steps of the grid, there is one that ``n D^2`` just fails to reach, but G_cc reaches if there is any
-row in the window. So one answer tells whether there is one, unless the points between steps are secret.
+many steps of the grid, there is one that ``n D^2`` just fails to reach, but G_cc reaches if there is a
+row in the window. So one answer tells if there is one, unless the points between steps are secret.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
 from fedpca.rows.columns import some_of
 from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns
-from fedpca.rows.gaps import DROP, ERROR, MEAN, MISSING, are_counted
+from fedpca.rows.gaps import DROP, ERROR, MEAN, are_counted
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.hashes import RowHasher
 from fedpca.rows.in_memory import Rows, weighted_blocks
@@ -46,16 +46,12 @@ from fedpca.rows.leverages import WithGaps, look_for_alone
 from fedpca.rows.rare import Few, look_for_few, names_at
 from fedpca.rows.shares import MAX_COLUMNS, Shares, shares_of, shares_of_counts
 from fedpca.site import rows_record
-from fedpca.site.directions import digest_of
+from fedpca.site.directions import Shown, digest_of
 from fedpca.site.policy import Policy
 
 MAX_NAMES = 50  # names of rare columns in a message
 SECRET_BYTES = 32
-# names of the arrays in the record of rows that are about answers
-DIRECTIONS, ANSWERS = "directions", "answers"
-SHOWN_BY_KIND = "directions by kind"  # (len(MISSING),), by what happened to gaps
-CHANGE = "change"  # (3,): changed rows, and directions shown before and since the last change
-ABOUT_ANSWERS = (DIRECTIONS, ANSWERS, SHOWN_BY_KIND, CHANGE)
+ANSWERS = "answers"  # the name of the answers' digests in the record of rows
 
 
 class Seen(NamedTuple):
@@ -140,40 +136,31 @@ class Disclosure:
         least = self._policy.min_rows_per_direction
         if not least or not n_shown or missing in self._may_see_all:
             return
-        d = rows.n_features
+        d, one_each = rows.n_features, self._policy.min_count - 1
         secret, kept = (self._secret, self._shown) if path is None else rows_record.read(path)
         self._secret = secret or self._secret
         answers = kept.get(ANSWERS, np.zeros(0, np.int64))
         digest = digest_of(answer, b"" if path is None else self._secret)
         if answer and digest in answers:  # an answer that is asked for again shows nothing new
             return
-        total = min(int(kept.get(DIRECTIONS, np.zeros(1, np.int64))[0]) + n_shown, d)
-        by_kind = kept.get(SHOWN_BY_KIND, np.zeros(len(MISSING), np.int64)).copy()
-        by_kind[missing] = min(by_kind[missing] + n_shown, d)
-        n_changed, before, since = (int(n) for n in kept.get(CHANGE, (0, 0, 0)))
-        since = min(since + n_shown, d)
-        limits = [("the site's rows", self._n_used(rows, missing) // least, total)]
-        limits += [
-            (about, max(n // least, self._policy.min_count - 1), min(int(n) for n in shown))
-            for about, n, shown in (
-                *((each, n, by_kind[list(kinds)]) for each, n, kinds in self._parts(rows, missing)),
-                ("the rows that have changed", n_changed, (before, since)),
-            )
-            if n and self._policy.min_count > 1
-        ]
-        for about, most, shown in limits:
-            if shown > most:
+        before = Shown.recorded(kept)
+        shown = before.with_answer(n_shown, missing, d)
+        limits = [("the site's rows", shown.total, self._n_used(rows, missing) // least)]
+        if one_each:
+            limits += [
+                (about, n_directions, max(n // least, one_each))
+                for about, n_directions, n in self._parts(rows, missing, shown)
+                if n
+            ]
+        for about, n_directions, most in limits:
+            if n_directions > most:
                 self._refuse_directions(about, path)
-        counted = {
-            DIRECTIONS: np.array([total]),
-            SHOWN_BY_KIND: by_kind,
-            CHANGE: np.array([n_changed, before, since]),
-        }
-        if min(most for _, most, _ in limits) >= d:
-            if by_kind[missing] == since == d:
+        if min(most for _, _, most in limits) >= d:
+            if shown.by_kind[missing] == shown.since == d:
                 self._may_see_all.add(missing)
-            if all(np.array_equal(kept.get(name), array) for name, array in counted.items()):
+            if shown == before:
                 return
+        counted = shown.to_record()
         if answer:
             counted[ANSWERS] = np.append(answers, np.int64(digest))
         if path is None:
@@ -198,20 +185,23 @@ class Disclosure:
             return rows.n_rows
         return self._see(rows, None).gaps.n_whole
 
-    def _parts(self, rows: Rows, missing: int) -> list[tuple[str, int, tuple[int, ...]]]:
-        """Return parts of the rows that sums are about, their sizes, and the kinds of runs that do it.
+    def _parts(self, rows: Rows, missing: int, shown: Shown) -> list[tuple[str, int, int]]:
+        """Return parts of the rows, the directions in which they are shown, and their sizes.
 
         If gaps are filled, the products of a column are about the rows with a value there. What a run
         that fills gaps shows, but not one that drops rows, is about the rows with gaps. Genotypes have
         gaps in so many variants that they are not looked at.
         """
+        change = "the rows that have changed", min(shown.before, shown.since), shown.n_changed
         if missing == ERROR or isinstance(rows, GenotypeRows):
-            return []
+            return [change]
         gaps = self._see(rows, None).gaps
-        n_present = len(gaps.flags) - int(gaps.flags.sum(axis=0).max(initial=0))
+        filled, dropped = shown.by_kind[MEAN], shown.by_kind[DROP]
+        n_rows, n_gapped = len(gaps.flags), int(gaps.flags.sum(axis=0).max(initial=0))
         return [
-            ("the rows with a value in the column that has most gaps", n_present, (MEAN,)),
-            ("the rows with gaps", len(gaps.flags) - gaps.n_whole, (MEAN, DROP)),
+            change,
+            ("the rows with gaps", min(filled, dropped), n_rows - gaps.n_whole),
+            ("the rows with a value in the column that has most gaps", filled, n_rows - n_gapped),
         ]
 
     def _few_of(self, rows: Rows, missing: int) -> Few:
@@ -382,20 +372,12 @@ class Disclosure:
             name not in kept or not np.array_equal(array, kept[name])
             for name, array in record.items()
         ):
-            others = {name: array for name, array in kept.items() if name in ABOUT_ANSWERS}
+            others = {name: array for name, array in kept.items() if name == ANSWERS}
+            shown = Shown.recorded(kept)
             if before is not None:
-                others[CHANGE] = _after_change(kept, rows_record.n_changed(before, now))
+                shown = shown.with_change(rows_record.n_changed(before, now))
+            others |= shown.to_record()
             rows_record.write(path, self._secret, {**others, **record})
-
-
-def _after_change(kept: Arrays, n_changed: int) -> Array:
-    """Return what the record says about the last change, once rows have changed again."""
-    last, before, since = (int(n) for n in kept.get(CHANGE, (0, 0, 0)))
-    if not n_changed:
-        return np.array([last, before, since])
-    if last and not since:  # no answer tells the two changes apart
-        return np.array([min(last, n_changed), before, 0])
-    return np.array([n_changed, int(kept.get(DIRECTIONS, (0,))[0]), 0])
 
 
 def reason_against(few: Few, min_count: int) -> str | None:
