@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -259,3 +260,20 @@ def test_few_columns_of_a_few_changed_rows_may_be_shown(tmp_path):
     whole(ward)
     ward.write(105)  # as many rows as a sum must cover
     whole(ward)
+
+
+def test_rows_with_little_weight_count_for_little():
+    rows = flags()
+    light = np.vstack([rows, flags()[:, ::-1], *[flags()] * 10])
+    weights = np.where(np.arange(len(light)) < N, 1.0, 1e-9)
+    for weight, is_refused in ((weights, True), (np.full(len(light), 2.0), False)):
+        site = Site(light, name="north", policy=Policy(), weight=weight)
+        liar = Liar({"north": site.answer_bytes}, ["east"])
+        begin(liar, "lanczos", n_components=N)
+        liar.ask("standardize", mean=np.zeros(D), scale=np.ones(D), n_products=np.int64(N))
+        ask = partial(liar.ask, "covariance_product", Z=np.eye(D, N))
+        if is_refused:
+            with pytest.raises(Refused, match="one direction for every 2 rows"):
+                ask()
+        else:
+            assert ask()["Y"].shape == (D, N)

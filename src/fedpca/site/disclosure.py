@@ -28,6 +28,7 @@ A refusal may name columns and bounds, but never tells how many of these rows th
 
 from __future__ import annotations
 
+import math
 import secrets
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +46,7 @@ from fedpca.rows.in_memory import Rows, weighted_blocks
 from fedpca.rows.leverages import WithGaps, look_for_alone
 from fedpca.rows.rare import Few, look_for_few, names_at
 from fedpca.rows.shares import MAX_COLUMNS, Shares, shares_of, shares_of_counts
+from fedpca.rows.weighted import WeightedRows
 from fedpca.site import rows_record
 from fedpca.site.directions import Shown, digest_of
 from fedpca.site.policy import Policy
@@ -60,6 +62,7 @@ class Seen(NamedTuple):
     hashes: Array | None  # (n,), if rows are compared with those of the last run
     gaps: GapFlags  # none for genotypes
     shares: Shares | None  # if the policy limits shares
+    n_heavy: float  # rows of equal weights in which sums vary as much, (sum w)^2 / sum w^2
 
 
 class Disclosure:
@@ -114,6 +117,12 @@ class Disclosure:
         reason = self._reason_against(rows, used, missing)
         if reason is not None:
             raise PolicyRefused(reason)
+        self.check_change(rows, path)
+
+    def check_change(self, rows: Rows, path: Path | None) -> None:
+        """Refuse rows of which too few have changed since the last run; see `check`."""
+        if rows is not self._rows:
+            self._begin(rows)
         if path is not None and self._policy.least_change > 1 and not self._is_compared:
             self._compare(rows, path)
             self._is_compared = True
@@ -180,10 +189,14 @@ class Disclosure:
         )
 
     def _n_used(self, rows: Rows, missing: int) -> int:
-        """Return the number of rows that a run uses."""
-        if missing != DROP or isinstance(rows, GenotypeRows):
+        """Return the number of rows that a run uses; rows with little weight count for little."""
+        if isinstance(rows, GenotypeRows) or (
+            missing != DROP and not isinstance(rows, WeightedRows)
+        ):
             return rows.n_rows
-        return self._see(rows, None).gaps.n_whole
+        seen = self._see(rows, None)
+        n_rows = seen.gaps.n_whole if missing == DROP else rows.n_rows
+        return int(min(n_rows, seen.n_heavy))
 
     def _parts(self, rows: Rows, missing: int, shown: Shown) -> list[tuple[str, int, int]]:
         """Return parts of the rows, the directions in which they are shown, and their sizes.
@@ -328,7 +341,10 @@ class Disclosure:
             is_limited = self._policy.max_share is not None and not isinstance(rows, GenotypeRows)
             shares = Shares(n) if is_limited else None
             hasher = RowHasher(rows, self._secret) if hashes else None
+            weight = squares = 0.0
             for block, weights in weighted_blocks(rows):
+                if weights is not None:
+                    weight, squares = weight + weights.sum(), squares + weights @ weights
                 if hasher is not None:
                     hasher.add(block, weights)
                 if not isinstance(rows, GenotypeRows):
@@ -336,7 +352,8 @@ class Disclosure:
                 if shares is not None:
                     shares.add(block, weights)
             found = None if hasher is None else hasher.hashes
-            self._seen = seen = Seen(found, gaps.flags(), shares)
+            n_heavy = weight**2 / squares if squares else math.inf
+            self._seen = seen = Seen(found, gaps.flags(), shares, n_heavy)
         return seen
 
     def _record_of(self, rows: Rows, secret: bytes | None) -> rows_record.Recorded:

@@ -112,10 +112,14 @@ class Gate:
         """Return whether the policy withholds numbers that describe too few rows."""
         return self._disclosure is not None
 
-    def few_variants(self, rows: Rows, missing: int) -> set[str]:
-        """Return the names of the columns whose sums the policy does not let leave the site."""
+    def few_variants(self, rows: Rows, missing: int, record: Path | None) -> set[str]:
+        """Return the names of the columns whose sums the policy does not let leave the site.
+
+        After a change of one row, another set of names would tell about that row.
+        """
         if self._disclosure is None:
             return set()
+        self._disclosure.check_change(rows, record)
         few = self._disclosure.few_of(rows, missing)
         return {*few.rare, *few.gapped}
 

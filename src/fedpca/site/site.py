@@ -248,7 +248,7 @@ class Site:
         missing = self.conversation.run.treats_gaps({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
             return  # the site then refuses, and gives the reason
-        left_out = self.conversation.gate.few_variants(rows, missing)
+        left_out = self.conversation.gate.few_variants(rows, missing, self.rows_record)
         if left_out:
             kept = [i for i, name in enumerate(rows.features) if name not in left_out]
             self.choose_variants(np.array(kept, np.int64))
