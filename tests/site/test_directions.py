@@ -251,7 +251,16 @@ def test_a_column_with_few_values_has_few_products(tmp_path):
     ward.rows[45:100, 0] = np.nan
     ward.write(100)
     ward.start()
-    with pytest.raises(Refused, match="the column that has most gaps together"):
+    with pytest.raises(Refused, match="the rows with values in two columns together"):
+        whole(ward, "mean")
+
+
+def test_two_panels_that_few_rows_share_have_few_products(tmp_path):
+    ward = Ward(tmp_path, n=240)
+    ward.rows[:114, :20] = ward.rows[126:240, 20:] = np.nan
+    ward.write(240)
+    ward.start()
+    with pytest.raises(Refused, match="the rows with values in two columns together"):
         whole(ward, "mean")
 
 

@@ -37,8 +37,9 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
+from fedpca.linalg.dense import ROUNDING
 from fedpca.rows.columns import some_of
-from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns
+from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns, fewest_together
 from fedpca.rows.gaps import DROP, ERROR, MEAN, are_counted
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.hashes import RowHasher
@@ -83,6 +84,7 @@ class Disclosure:
         self._gapped: list[str] | None = None  # columns whose gaps reveal sums over few rows
         self._patterns: Array | None = None  # one column of each pattern of gaps
         self._is_compared = False  # whether rows were compared with those of the last run
+        self._together: tuple[int, int] | None = None  # see `fewest_together`
         self._may_see_all: set[int] = set()  # kinds of runs whose directions need not be counted
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._seen: Seen | None = None
@@ -196,25 +198,26 @@ class Disclosure:
             return rows.n_rows
         seen = self._see(rows, None)
         n_rows = seen.gaps.n_whole if missing == DROP else rows.n_rows
-        return int(min(n_rows, seen.n_heavy))
+        return int(min(n_rows, seen.n_heavy * (1 + ROUNDING)))  # equal weights count all rows
 
     def _parts(self, rows: Rows, missing: int, shown: Shown) -> list[tuple[str, int, int]]:
         """Return parts of the rows, the directions in which they are shown, and their sizes.
 
-        If gaps are filled, the products of a column are about the rows with a value there. What a run
-        that fills gaps shows, but not one that drops rows, is about the rows with gaps. Genotypes have
-        gaps in so many variants that they are not looked at.
+        If gaps are filled, the product of two columns is about the rows with values in both. What a run
+        that fills gaps shows, but not one that drops rows, is about those of them that have gaps.
+        Genotypes have gaps in so many variants that they are not looked at.
         """
         change = "the rows that have changed", min(shown.before, shown.since), shown.n_changed
         if missing == ERROR or isinstance(rows, GenotypeRows):
             return [change]
-        gaps = self._see(rows, None).gaps
+        if self._together is None:
+            self._together = fewest_together(self._see(rows, None).gaps.flags)
+        n_together, n_apart = self._together
         filled, dropped = shown.by_kind[MEAN], shown.by_kind[DROP]
-        n_rows, n_gapped = len(gaps.flags), int(gaps.flags.sum(axis=0).max(initial=0))
         return [
             change,
-            ("the rows with gaps", min(filled, dropped), n_rows - gaps.n_whole),
-            ("the rows with a value in the column that has most gaps", filled, n_rows - n_gapped),
+            ("the rows with gaps", min(filled, dropped), n_apart),
+            ("the rows with values in two columns", filled, n_together),
         ]
 
     def _few_of(self, rows: Rows, missing: int) -> Few:
@@ -344,7 +347,8 @@ class Disclosure:
             weight = squares = 0.0
             for block, weights in weighted_blocks(rows):
                 if weights is not None:
-                    weight, squares = weight + weights.sum(), squares + weights @ weights
+                    weight += float(weights.sum())
+                    squares += float(weights @ weights)
                 if hasher is not None:
                     hasher.add(block, weights)
                 if not isinstance(rows, GenotypeRows):
