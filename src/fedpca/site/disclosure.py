@@ -191,14 +191,16 @@ class Disclosure:
         )
 
     def _n_used(self, rows: Rows, missing: int) -> int:
-        """Return the number of rows that a run uses; rows with little weight count for little."""
-        if isinstance(rows, GenotypeRows) or (
-            missing != DROP and not isinstance(rows, WeightedRows)
-        ):
+        """Return the number of rows that a run uses; if shares are limited, light rows count less."""
+        if isinstance(rows, GenotypeRows):
+            return rows.n_rows
+        has_light = isinstance(rows, WeightedRows) and self._policy.max_share is not None
+        if missing != DROP and not has_light:
             return rows.n_rows
         seen = self._see(rows, None)
         n_rows = seen.gaps.n_whole if missing == DROP else rows.n_rows
-        return int(min(n_rows, seen.n_heavy * (1 + ROUNDING)))  # equal weights count all rows
+        # equal weights count all rows
+        return int(min(n_rows, seen.n_heavy * (1 + ROUNDING))) if has_light else n_rows
 
     def _parts(self, rows: Rows, missing: int, shown: Shown) -> list[tuple[str, int, int]]:
         """Return parts of the rows, the directions in which they are shown, and their sizes.
