@@ -227,7 +227,7 @@ def test_changes_that_no_answer_tells_apart_count_as_one(tmp_path):
     for n in (100 + N_PART, 140, 160):  # no answer has shown the rows in between
         ward.write(n)
         ward.start()
-        with pytest.raises(Refused, match="wait until 80 rows have changed"):
+        with pytest.raises(Refused, match="wait until 80 more rows have changed"):
             whole(ward)
     ward.write(180)
     whole(ward)

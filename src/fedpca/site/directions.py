@@ -203,8 +203,8 @@ def _parts(shown: Shown, missing: int, sizes: Sizes, *, enough: int) -> list[Par
         "the rows that have changed since an earlier fit",
         min(shown.before, shown.since),
         shown.n_changed,
-        f"wait until {enough} rows have changed since that fit, or use fewer columns, or fewer "
-        "components with a solver that asks for fewer products",
+        f"wait until {enough} more rows have changed, or use fewer columns, or fewer components with a "
+        "solver that asks for fewer products",
     )
     filled, dropped = shown.by_kind[MEAN], shown.by_kind[DROP]
     return [
