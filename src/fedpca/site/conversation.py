@@ -174,8 +174,7 @@ class Conversation:
         header = message.header
         self.gate.check_question(question, header, is_private=self.run.remembers(Session))
         self._site.refuse_changed_rows()
-        n_rows = self._site.rows.n_rows if self._site.policy.min_rows else None
-        self._site.policy.check(question, header["n_sites"], n_rows)
+        self._site.policy.check(question, header["n_sites"], self._site.rows)
         if not self._site.policy.is_open:  # a caller could change another site's arrays
             dimensions = {"d": self._site.rows.n_features}
             return question.check_request(message.arrays, dimensions), dimensions
