@@ -29,7 +29,8 @@ from fedpca.linalg.dense import ROUNDING, angle_bounds, orth_against, top_eigen
 MAX_KRYLOV_BYTES = 32 << 20
 MIN_BLOCKS = 4  # the basis may always be this many times as wide as components and block together
 RESTART_ROWS = 1 << 16  # how many rows of the basis to combine at a time
-NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
+# share of the largest eigenvalue; a smaller direction is rounding error
+NEGLIGIBLE_DIRECTION = 1e-13
 
 
 def leading_eigen(
@@ -119,7 +120,9 @@ class KrylovSpace:
         self._set_basis(old, self.Q)
         with threads_for(Y):
             largest = max(float(np.linalg.norm(Y)), float(self.T.diagonal().max(initial=0.0)))
-            self.Q, self._B, H = orth_against(self.K, Y, NEGLIGIBLE * largest, reach=self._reach)
+            self.Q, self._B, H = orth_against(
+                self.K, Y, NEGLIGIBLE_DIRECTION * largest, reach=self._reach
+            )
             if self.Q.shape[1] < Y.shape[1]:
                 rest = Y - self.K @ H - self.Q @ self._B
                 self._left_out = float(np.hypot(self._left_out, np.linalg.norm(rest)))

@@ -23,8 +23,8 @@ from fedpca.linalg.krylov import leading_eigen
 QUANTILE = 0.95
 MANY_DRAWS, FEW_DRAWS = 20, 5  # for a small table, and for a large one, which varies less
 SMALL_TABLE = 1_000_000  # entries
-MAX_SIDE = 1000
-DOMINANT_SHARE = 0.8  # of the variance; a component with more hides all others
+MAX_NOISE_SIDE = 1000
+DOMINANT_COMPONENT_SHARE = 0.8  # of the variance; a component with more hides all others
 LEAST_LEFT = 1e-8  # share of the variance; less than that is too close to rounding
 CLOSE = 1e-2  # relative residual at which a leading eigenvalue is known well enough
 
@@ -63,7 +63,7 @@ def count_above_columns(
     k, left, least = 0, squares, LEAST_LEFT * float(squares.sum())
     while True:
         n_above = count_above(values[k:], floor_of(k, left, len(values) - k))
-        is_dominant = values[k] > DOMINANT_SHARE * float(left.sum())
+        is_dominant = values[k] > DOMINANT_COMPONENT_SHARE * float(left.sum())
         if n_above == 0 or vectors is None or not is_dominant or k + 1 == len(values):
             return None if n_above is None else k + n_above
         left = np.maximum(left - values[k] * vectors[:, k] ** 2, 0.0)
@@ -72,7 +72,7 @@ def count_above_columns(
             return k
 
 
-def noise_floor(n: float, squares: Array, p: int, *, max_side: int = MAX_SIDE) -> Array:
+def noise_floor(n: float, squares: Array, p: int, *, max_side: int = MAX_NOISE_SIDE) -> Array:
     """Return the floor for p eigenvalues of the scatter of n centered rows, ``(p,)``.
 
     ``squares``, ``(d,)``, holds the sum of squares of each column. The result is the same every time.
@@ -116,7 +116,7 @@ def _leading(rng: np.random.Generator, m: int, deviations: Array, p: int) -> Arr
         G = G * deviations[:, None]
     else:
         G = (rng.standard_normal((m, d)) * deviations).T
-    if min(G.shape) <= MAX_SIDE // 4:
+    if min(G.shape) <= MAX_NOISE_SIDE // 4:
         return np.asarray(np.linalg.svd(G, compute_uv=False)[:p] ** 2)
     start = np.linalg.qr(rng.standard_normal((G.shape[1], p)))[0]
-    return leading_eigen(lambda Z: G.T @ (G @ Z), start, p, tol=CLOSE, most=MAX_SIDE)[0]
+    return leading_eigen(lambda Z: G.T @ (G @ Z), start, p, tol=CLOSE, most=MAX_NOISE_SIDE)[0]

@@ -38,7 +38,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above_columns, noise_floor
+from fedpca.linalg.parallel_analysis import MAX_NOISE_SIDE, count_above_columns, noise_floor
 
 # times the Marchenko-Pastur edge, around which the largest noise eigenvalue varies
 EDGE_MARGIN = 1.1
@@ -143,7 +143,7 @@ def share(wanted: float) -> Rule:
     return rule
 
 
-def parallel_analysis(spectrum: Spectrum, *, max_side: int = MAX_SIDE) -> int | None:
+def parallel_analysis(spectrum: Spectrum, *, max_side: int = MAX_NOISE_SIDE) -> int | None:
     """Return the number of eigenvalues above the noise floor, but at least 1."""
     values, d = spectrum.values, spectrum.d
     if not values.size or values[0] <= 0:
@@ -279,7 +279,7 @@ class RankComparison:
         return len(set(self.ranks.values())) == 1
 
 
-UNSEEN = "needs eigenvalues beyond those that were found"
+NEEDS_MORE_EIGENVALUES = "needs eigenvalues beyond those that were found"
 
 
 def compare_ranks(
@@ -294,7 +294,7 @@ def compare_ranks(
     found |= {name: rule(spectrum) for name, rule in SPECTRUM_RULES.items()}
     return RankComparison(
         {name: k for name, k in found.items() if isinstance(k, int)},
-        {name: k or UNSEEN for name, k in found.items() if not isinstance(k, int)},
+        {name: k or NEEDS_MORE_EIGENVALUES for name, k in found.items() if not isinstance(k, int)},
     )
 
 

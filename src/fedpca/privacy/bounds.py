@@ -24,7 +24,7 @@ from fedpca.privacy.rings import MAX_EXPONENT, UNIT_EXPONENT, WORD_BITS, Ring
 MAX_SITES_BITS = 24  # the sizes of up to 2^24 sites add up without an overflow
 _BITS = MAX_EXPONENT + 1 + MAX_SITES_BITS - UNIT_EXPONENT
 N_WORDS = -(-_BITS // WORD_BITS)
-SIZE = Ring(N_WORDS * WORD_BITS, -UNIT_EXPONENT)
+SIZE_RING = Ring(N_WORDS * WORD_BITS, -UNIT_EXPONENT)
 N_RANDOM_WORDS = N_WORDS + 1  # enough for a random number with any number of digits
 
 

@@ -38,13 +38,13 @@ except ImportError:
     ) from None
 
 from fedpca.arrays import Array, Arrays
-from fedpca.privacy.rings import Ring, add, subtract
+from fedpca.privacy.rings import Ring, add_elements, subtract
 
 MAX_ALL_PAIRS = 100  # up to this many sites, all are neighbors of each other
 N_RINGS = 32  # random rings in which a site has two neighbors each
 KEY_BYTES = 32
 AES_BLOCK_BYTES = 16
-BLOCK_BYTES = 1 << 17  # an answer is masked in parts of this size, each with all its masks
+MASKED_PART_BYTES = 1 << 17  # an answer is masked in parts of this size, each with all its masks
 _PAIR = b"fedpca pair secret"
 _ROUND = b"fedpca round key"
 
@@ -115,14 +115,15 @@ def masked(
     """
     total = {field: np.asarray(elements, order="C") for field, elements in fields.items()}
     streams = [
-        (add if name < other else subtract, _stream(secret, _ROUND + context))
+        (add_elements if name < other else subtract, _stream(secret, _ROUND + context))
         for other, secret in secrets.items()
     ]
-    zeros, buffer = memoryview(bytes(BLOCK_BYTES)), bytearray(BLOCK_BYTES + AES_BLOCK_BYTES - 1)
+    zeros = memoryview(bytes(MASKED_PART_BYTES))
+    buffer = bytearray(MASKED_PART_BYTES + AES_BLOCK_BYTES - 1)
     for field, array in total.items():
         bits = rings[field].bits
         part = array.reshape(-1, bits // 64)
-        n_each = BLOCK_BYTES // (bits // 8)  # so many elements stay in the cache
+        n_each = MASKED_PART_BYTES // (bits // 8)  # so many elements stay in the cache
         for start in range(0, len(part), n_each):
             block = part[start : start + n_each]
             mask = np.frombuffer(buffer, np.uint64, block.size).reshape(block.shape)

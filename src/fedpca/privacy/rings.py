@@ -152,7 +152,7 @@ def _opposite(elements: Array) -> Array:
     return opposite
 
 
-def add(total: Array, elements: Array, bits: int) -> None:
+def add_elements(total: Array, elements: Array, bits: int) -> None:
     """Add elements of a ring to a total, in place."""
     if bits == NARROW:
         total += elements

@@ -25,7 +25,7 @@ from fedpca.linalg.scratch import Scratch
 from fedpca.rows.in_memory import Block
 
 TILE_COLUMNS = 128  # of a tile, which has up to 512 rows and takes up to 512 KiB in float64
-# of panels, to share among threads; fixed, so that the number of threads changes no bit
+# of panels or variants, to share among threads; fixed, so that the number of threads changes no bit
 N_GROUPS = 16
 
 T = TypeVar("T")

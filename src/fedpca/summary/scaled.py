@@ -52,7 +52,7 @@ def scaled_summary(summary: Summary) -> Scaled:
         slack = summary.n_features * EPS * squares.sum()
         missing = float(min(summary.known.dropped / smallest, left_out + slack))
     known = LowRank(directions[is_kept], values[is_kept], missing=missing)
-    rounding = bounds.rounding(summary.known, summary.n) / smallest
+    rounding = bounds.eigenvalue_rounding(summary.known, summary.n) / smallest
     return Scaled(replace(summary, squares=squares, known=known), scale, rounding)
 
 

@@ -20,13 +20,12 @@ from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import map_on_threads
 from fedpca.linalg.scratch import Scratch
 from fedpca.rows.genotypes.genotype_rows import CODES, PER_BYTE, GenotypeRows, byte_range
+from fedpca.rows.panels import N_GROUPS
 
 TILE_ENTRIES = 1 << 18  # entries of a tile, which takes 2 MiB in float64
 MAX_TABLES = 256  # tables in memory at a time, one of 8 KiB for each variant
 MAX_SAMPLES = 1 << 14  # in a tile
 GRAM_SAMPLES = 512  # samples to decode at a time for A'A
-# of variants, to share among threads; fixed, so that the number of threads changes no bit
-N_GROUPS = 16
 
 T = TypeVar("T")
 
