@@ -66,6 +66,7 @@ def count_above_columns(
         is_dominant = values[k] > DOMINANT_COMPONENT_SHARE * float(left.sum())
         if n_above == 0 or vectors is None or not is_dominant or k + 1 == len(values):
             return None if n_above is None else k + n_above
+        # what the component leaves of each column; rounding may make it less than nothing
         left = np.maximum(left - values[k] * vectors[:, k] ** 2, 0.0)
         k += 1
         if float(left.sum()) <= least:
@@ -80,14 +81,17 @@ def noise_floor(n: float, squares: Array, p: int, *, max_side: int = MAX_NOISE_S
     ratio.
     """
     rng = np.random.default_rng(0)
+    # centering takes one row away: n centered rows have the scatter of n - 1 free ones
     d, m = len(squares), max(1, round(n) - 1)
     shrink = max(1.0, min(m, d) / max_side)
+    # every so manieth of the sorted columns, so that fewer columns vary as much as all of them
     columns = np.sort(squares)[((np.arange(round(d / shrink)) + 0.5) * shrink).astype(int)]
     rows = max(1, round(m / shrink))
     deviations = np.sqrt(columns / rows)  # so that the fewer rows have the same sums of squares
     n_needed = min(len(columns), rows, int(np.ceil(p / shrink)))
     draws = [_leading(rng, rows, deviations, n_needed) for _ in range(draws_for(n, d))]
     floor = quantile_floor(np.array(draws))
+    # a value of the smaller table stands for as many values of the whole one as it was shrunk by
     at = np.minimum((np.arange(p) / shrink).astype(int), n_needed - 1)
     return np.where(np.arange(p) < min(m, d), floor[at], 0.0)
 
@@ -101,6 +105,7 @@ def permuted_floor(A: Array, p: int, n_draws: int, seed: int = 0) -> Array:
     draws = np.zeros((n_draws, p))
     for draw in draws:
         permuted = rng.permuted(A, axis=0)
+        # the smaller product has the same eigenvalues above zero
         gram = permuted.T @ permuted if A.shape[1] <= len(A) else permuted @ permuted.T
         values = np.linalg.eigvalsh(gram)[::-1][:p]
         draw[: len(values)] = np.maximum(values, 0.0)

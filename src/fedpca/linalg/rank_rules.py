@@ -132,6 +132,7 @@ def share(wanted: float) -> Rule:
     a share depend on the solver, so a share that differs from ``wanted`` only by rounding counts as
     equal to it.
     """
+    # at most half the way to 1, so that all components together still reach it
     more = wanted + min(EQUAL_SHARES, (1 - wanted) / 2)
 
     def rule(spectrum: Spectrum) -> int | None:
@@ -175,8 +176,12 @@ def marchenko_pastur(spectrum: Spectrum) -> int | None:
     rank = 0
     while rank < len(values):
         remainder = max(0.0, spectrum.total - float(values[:rank].sum()))
+        # if rows are of low rank, the remainder is rounding, and its edge would count rounding as
+        # signal
         edge = max(edge_of_unit_noise * remainder / max(1, d - rank), rounding)
         n_above = int((values > edge).sum())
+        # counting more components leaves less noise, so the edge only falls; once no value is added, it
+        # stays
         if n_above <= rank:
             return max(1, rank)
         rank = n_above
@@ -214,6 +219,7 @@ def gavish_donoho(spectrum: Spectrum) -> int | None:
         return None
     singular = np.sqrt(np.maximum(spectrum.values[: min(m, d)], 0.0))
     threshold = threshold_factor(min(m, d) / max(m, d)) * float(np.median(singular))
+    # the median of rows of low rank is rounding, and so would be the values above it
     rounding = np.sqrt(d * np.finfo(np.float64).eps) * singular[0]
     return int((singular > max(threshold, rounding)).sum())
 

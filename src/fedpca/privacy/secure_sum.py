@@ -151,6 +151,7 @@ def encoded(question: Question, rings: Mapping[str, Ring], answer: Arrays, words
 def _mark(values: Array) -> bytes:
     """Return a few bytes that change with any number."""
     words = values.reshape(-1).view(np.uint64)
+    # a sum alone would miss two changes that cancel
     return bytes(words.sum(keepdims=True).data) + bytes(np.bitwise_xor.reduce(words, keepdims=True))
 
 
@@ -176,6 +177,7 @@ def check_masked(
     for name, ring in rings.items():
         lengths = question.answers[name].dimensions if name in question.answers else ()
         n_words = ring.bits // WORD_BITS
+        # messages have no uint64; the same bits are read as uint64 below
         declared[name] = Declared("int64", (*lengths, *((str(n_words),) if n_words > 1 else ())))
     if set(arrays) != set(declared):
         raise MessageError(f"the answer has fields {sorted(arrays)} instead of {sorted(declared)}")

@@ -324,6 +324,7 @@ class Summary:
         for piece in rows.blocks():
             if not piece.shape[0]:
                 continue
+            # earlier rows are forgotten once a block, however many pieces the block is read in
             summary, forgetting = summary.discount(forgetting), 1.0
             ordered = piece if order is None else piece[:, order]
             with naming_bad_values(rows):
@@ -364,8 +365,10 @@ class Summary:
                 squares = squares + other.squares + _squares(row)
                 rows += [other.known.rows(), row]
             _finite(squares)
+        # all at once, so that directions are cut off once and not after each summary
         their_rows = Centered(np.vstack(rows))
         known = ours.known.append(their_rows, their_rows.rows[:0], room)
+        # nobody knows in which directions each summary has lost rows, so the bounds add up
         missing = known.missing + sum(other.known.dropped for other in theirs)
         return replace(
             self,
