@@ -213,6 +213,7 @@ def quantile_of_squares(
     """
     s1, s2, s3 = traces
     power = 1 - 2 * s1 * s3 / (3 * s2**2)
+    # the formula takes a root of this degree, which must be positive; three moments always serve
     if method == "jackson-mudholkar" and power > 0:
         shift = ndtri(1 - alpha) * np.sqrt(2 * s2 * power**2) / s1
         return float(s1 * (1 + shift + s2 * power * (power - 1) / s1**2) ** (1 / power))
@@ -229,7 +230,9 @@ def t2_and_q(model: Model, X: Any) -> Array:
         scaled = (X @ sp.diags_array(1 / model.scale)).tocsr()
         center = model.mean / model.scale
         squares = np.asarray(scaled.multiply(scaled).sum(axis=1)).ravel()
+        # expanded, because centering would fill in the zeros
         squares = squares - 2 * (scaled @ center) + center @ center
+        # a row within the span of the components may come out just below zero
         q = np.maximum(squares - (scores**2).sum(axis=1), 0.0)
     else:
         q = (((X - model.mean) / model.scale - scores @ model.components) ** 2).sum(axis=1)

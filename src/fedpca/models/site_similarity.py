@@ -101,6 +101,7 @@ def cluster_evidence(
         _best_separation(rng.standard_normal(points.shape) * deviations, n_clusters, rng)
         for _ in range(n_draws)
     ]
+    # what was found counts as one of the draws, so the probability is never zero
     p_value = (1 + sum(value >= found for value in drawn)) / (1 + n_draws)
     return ClusterEvidence(clusters, found, float(np.mean(drawn)), p_value)
 
@@ -149,6 +150,7 @@ def site_points(sites: SiteComponents, n_dimensions: int = 2) -> Array:
     inner = -(squares - squares.mean(axis=0) - squares.mean(axis=1)[:, None] + squares.mean()) / 2
     values, vectors = np.linalg.eigh(inner)
     order = np.argsort(-values, kind="stable")[:n_dimensions]
+    # the squares are distances between projections, so only rounding makes an eigenvalue negative
     points = vectors[:, order] * np.sqrt(np.maximum(values[order], 0.0))
     return np.pad(points, ((0, 0), (0, n_dimensions - len(order))))
 

@@ -34,6 +34,7 @@ def hidden_size(largest: float, words: Array) -> Array:
     ``words`` has random words, ``(N_RANDOM_WORDS,)``; only the site knows them.
     """
     numerator, denominator = largest.as_integer_ratio()
+    # exact, because every float64 number is a whole multiple of 2^-1074
     size = (numerator << -UNIT_EXPONENT) // denominator
     size += (size * int.from_bytes(words.tobytes(), "little")) >> (WORD_BITS * len(words))
     return np.frombuffer(size.to_bytes(8 * N_WORDS, "little"), np.uint64).copy()

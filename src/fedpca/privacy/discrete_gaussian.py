@@ -85,6 +85,7 @@ def _kept_trials(variance: int, n_trials: int, random_bytes: RandomBytes) -> Arr
     magnitude = (block.astype(np.int64) << block_bits) | within
     is_negative = places >> np.uint64(DRAWN_BITS - 1) == 1  # a bit that `within` does not use
     is_kept = _are_below(variance, magnitude, block, uniforms, random_bytes)
+    # a zero of each sign would make zero twice as likely; coins without a one end no block
     is_kept &= (coins != 0) & ~(is_negative & (magnitude == 0))
     kept: Array = np.where(is_negative, -magnitude, magnitude)[is_kept]
     return kept

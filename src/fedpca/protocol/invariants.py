@@ -156,6 +156,7 @@ def _decreasing(array: Array, declared: Declared, slack: float) -> Contradiction
 
 
 def _orthonormal(array: Array, declared: Declared, slack: float) -> Contradiction:
+    # there are never more orthonormal directions than entries in each, so the smaller product decides
     rows = array if array.shape[0] <= array.shape[1] else array.T
     defect = np.abs(rows @ rows.T - np.eye(len(rows))).max(initial=0.0)
     return "has directions that are not orthonormal" if defect > ROUNDING else None
@@ -171,6 +172,7 @@ def _semidefinite(array: Array, declared: Declared, slack: float) -> Contradicti
     slack = slack or ROUNDING * float(diagonal.max(initial=0.0))
     if diagonal.min(initial=0.0) < -slack:
         return "has negative variances on its diagonal"
+    # Cauchy and Schwarz for each pair, which takes d^2 steps; eigenvalues would say more, but take d^3
     roots = np.sqrt(np.maximum(diagonal, 0.0))
     is_packed = declared.dimensions[-1] == "triangle"
     excesses = _packed_excesses if is_packed else _square_excesses

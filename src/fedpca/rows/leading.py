@@ -52,6 +52,7 @@ def leading_directions(
         values, V = _by_rows(rows, U, k)
     else:
         values, V = _by_products(rows, U, k, tol)
+    # compared with the energy, since the largest eigenvalue outside U may itself be a rounding error
     is_kept = values > NEGLIGIBLE_DIRECTION * energy
     values, V = values[is_kept], V[:, is_kept]
     if not V.size or not U.size:
@@ -63,6 +64,7 @@ def leading_directions(
 
 def _by_features(rows: StandardizedRows, U: Array, k: int) -> tuple[Array, Array]:
     M = outside(U, outside(U, rows.gram()).T)
+    # projected from both sides, M is symmetric but for rounding
     return top_eigen((M + M.T) / 2, k)
 
 
@@ -76,10 +78,12 @@ def _by_rows(rows: StandardizedRows, U: Array, k: int) -> tuple[Array, Array]:
     n_terms = sum(U.shape) if U.size else 1
     # U may cancel the rows up to their rounding, which must not show in the directions
     found = to_grid(B @ C, norms_left(norms, U), np.ones(C.shape[1]), n_terms)
+    # squares of what is left on the grid, since the eigenvalues of B'B have more digits than may show
     return np.einsum("dk,dk->k", found, found), orth(found)
 
 
 def _by_products(rows: StandardizedRows, U: Array, k: int, tol: float) -> tuple[Array, Array]:
+    # always the same start, because a restarted site must find the same bits
     block = np.random.default_rng(0).standard_normal((rows.n_features, k))
     with threads_for(block):
         start = orth(outside(U, block))

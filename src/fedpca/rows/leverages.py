@@ -122,6 +122,7 @@ def look_for_alone(
     limit = (1 - LIMIT_MARGIN) * min(most, ALONE / max(1, n_together))
     products = shares.products[np.ix_(columns, columns)]
     norms = np.sqrt(products.diagonal())
+    # leverages do not depend on units, but the condition of what they are computed from does
     correlations = products / norms / norms[:, None]
     farthest = shares.farthest(columns, norms)
     if _is_above(correlations, farthest / (limit - shares.of_weight)):
@@ -215,6 +216,7 @@ def _kept(scores: Iterator[tuple[Array, Array]], width: int, n_together: int) ->
     gram = np.zeros((width, width))  # of all rows; the identity but for rounding
     kept = np.zeros((0, width))
     for own, of_weight in scores:
+        # the mean has a direction of its own, along which a row has its share of the weight
         with_weight = np.column_stack([own, np.sqrt(of_weight)])
         gram += with_weight.T @ with_weight
         kept = np.vstack([kept, with_weight])

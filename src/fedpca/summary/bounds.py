@@ -46,6 +46,7 @@ def angle_bound(kept: LowRank, energy: float, k: int, n: float, more: float = 0.
     if k == kept.directions.shape[1] or not energy:
         return 0.0
     n_unknown = max(1, k + 1 - len(kept.values))
+    # directions that are not stored have eigenvalues of at most the tail
     values = np.append(kept.values**2, np.full(n_unknown, kept.tail))
     e = missing_norm(kept, energy) + eigenvalue_rounding(kept, n) + more
     distance = float(values[k - 1] - values[k]) - e
