@@ -130,6 +130,8 @@ class VariantProducts:
             # take returns a contiguous array; indexing would not, and the lookup would copy it
             tables = np.take(self._values[first:last], CODES.reshape(-1), axis=1, mode="clip")
             entries = scratch("entries", packed.shape, np.intp)
+            # a byte holds several genotypes, so one look into a table of 256 entries decodes all of
+            # them
             np.add(packed, 256 * np.arange(last - first)[:, None], out=entries)
             tile = scratch("tile", (last - first, n_bytes, PER_BYTE))
             np.take(tables.reshape(-1, PER_BYTE), entries, axis=0, out=tile, mode="clip")
