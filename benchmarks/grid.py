@@ -29,7 +29,7 @@ from fedpca.linalg import grid
 from fedpca.linalg.dense import sine_of_angle
 
 BAR, MAX_ANGLE = 1.02, 1e-12
-SOLVERS = ("covariance", "lanczos", "power", "local-power", "faps", "tsqr")
+SOLVERS = ("covariance", "lanczos", "subspace-iteration", "local-power", "faps", "tsqr")
 PROBLEMS = {  # sites, rows, features, components, solver
     "10 sites of 15000 x 500, covariance": (10, 15000, 500, 20, "covariance"),
     "150 sites of 1000 x 500, covariance": (150, 1000, 500, 20, "covariance"),

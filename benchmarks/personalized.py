@@ -118,8 +118,8 @@ def compare(title: str, sites, shared: int, local: int, repeats: int) -> None:
     target = best * (1 - GAP)
     contestants: dict[str, Callable[[], tuple[float, int]]] = {
         "fedpca": lambda: ours(sites, shared, local, target),
-        "method='stiefel', the same start": lambda: ours(
-            sites, shared, local, target, method="stiefel"
+        "solver='stiefel', the same start": lambda: ours(
+            sites, shared, local, target, solver="stiefel"
         ),
         "Algorithm 2 in numpy": lambda: algorithm_2(sites, shared, local, target),
     }

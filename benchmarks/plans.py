@@ -1,13 +1,13 @@
 """Compare plans with real fits: how many rounds they take, and how much memory.
 
     python benchmarks/plans.py                 both
-    python benchmarks/plans.py rounds          rounds of personalized and robust fits
+    python benchmarks/plans.py rounds          rounds of iterating fits
     python benchmarks/plans.py memory          memory at a site and at the coordinator
     python benchmarks/plans.py --quick         small sizes, to see that it runs
 
 `rounds` draws rows several times from the distribution that a plan assumes, and fits them. It prints
-the plan's rounds divided by the median of the fits' rounds. It also prints the fewest and the most
-rounds of the plan's rehearsals and of the fits, because for some methods, fits differ far more from
+the plan's rounds divided by the median of the fits' rounds. It also prints the plan's range of rounds,
+and the fewest and the most rounds of the fits, because with some solvers, fits differ far more from
 each other than from the plan. At the end, it counts the medians within 30 % of the plan, and the fits
 within the plan's range.
 
@@ -35,17 +35,23 @@ import fedpca
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA, Site
 from fedpca.engines.base import Engine
 from fedpca.protocol.message import Message, decode, encode
-from fedpca.solvers.robust.course import OUTLIER_SIZE
+from fedpca.solvers.planning.made_up import OUTLIER_SIZE
 
 QUIET = {"flops": 1e10, "read_rate": 1e9}  # so that nothing is measured
 ROUNDS_OF = {
+    "lanczos": lambda seed: FederatedPCA(3, solver="lanczos", random_state=seed),
+    "subspace-iteration": lambda seed: FederatedPCA(
+        3, solver="subspace-iteration", random_state=seed
+    ),
+    "local-power": lambda seed: FederatedPCA(3, solver="local-power", random_state=seed),
+    "faps": lambda seed: FederatedPCA(3, solver="faps", random_state=seed),
     "power": lambda seed: PersonalizedPCA(2, 1, random_state=seed),
-    "stiefel": lambda seed: PersonalizedPCA(2, 1, method="stiefel", random_state=seed),
-    "polar": lambda seed: PersonalizedPCA(2, 1, method="polar", random_state=seed),
+    "stiefel": lambda seed: PersonalizedPCA(2, 1, solver="stiefel", random_state=seed),
+    "polar": lambda seed: PersonalizedPCA(2, 1, solver="polar", random_state=seed),
     "auto": lambda seed: RobustPCA(3, random_state=seed),
-    "threshold": lambda seed: RobustPCA(3, method="threshold", random_state=seed),
+    "threshold": lambda seed: RobustPCA(3, solver="threshold", random_state=seed),
     "auto, a bound of 5": lambda seed: RobustPCA(max_components=5, random_state=seed),
-    "least-squares": lambda seed: RobustPCA(3, method="least-squares", random_state=seed),
+    "least-squares": lambda seed: RobustPCA(3, solver="least-squares", random_state=seed),
 }
 SIZES = {"north": 900, "south": 700, "west": 500, "east": 300}
 
@@ -94,9 +100,9 @@ def rounds(quick: bool) -> None:
             for kind, variances in list(spectra(d).items())[-n_spectra:]:
                 model = make(0)
                 planned = fedpca.plan(
-                    SIZES, d, model, solvers=[model.method], variances=variances, **QUIET
+                    SIZES, d, model, solvers=[model.solver], variances=variances, **QUIET
                 ).solvers[0]
-                n_shared = 2 if isinstance(model, PersonalizedPCA) else None
+                n_shared = {PersonalizedPCA: 2, RobustPCA: None}.get(type(model), d)
                 taken = [
                     make(seed)
                     .fit(Federation.local(sites_with(100 + seed, variances, n_shared)))
@@ -182,9 +188,9 @@ def models() -> dict[str, object]:
     more = {"random_state": 0, "max_rounds": 12}
     some = {f"pca {name}": FederatedPCA(5, solver=name, **more) for name in fedpca.solvers.SOLVERS}
     for name in ("power", "stiefel"):
-        some[f"personalized {name}"] = PersonalizedPCA(3, 2, method=name, **more)
+        some[f"personalized {name}"] = PersonalizedPCA(3, 2, solver=name, **more)
     for name in ("auto", "least-squares"):
-        some[f"robust {name}"] = RobustPCA(5, method=name, **more)
+        some[f"robust {name}"] = RobustPCA(5, solver=name, **more)
     return some
 
 

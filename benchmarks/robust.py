@@ -186,7 +186,7 @@ def unlike(n_seeds: int) -> None:
                 X += 10 * (rng.random(X.shape) < 0.05) * rng.standard_normal(X.shape)
                 with warnings.catch_warnings(record=True) as told:
                     warnings.simplefilter("always")
-                    pca = RobustPCA(len(sizes), method=method, random_state=seed)
+                    pca = RobustPCA(len(sizes), solver=method, random_state=seed)
                     pca.fit(np.array_split(X, 3))
                 cosine = np.linalg.svd(pca.components_ @ U, compute_uv=False).min()
                 is_found = cosine > np.cos(0.2)

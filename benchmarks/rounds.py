@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tol", type=float, default=2e-6)
-    parser.add_argument("--solvers", nargs="+", default=["lanczos", "power"])
+    parser.add_argument("--solvers", nargs="+", default=["lanczos", "subspace-iteration"])
     options = parser.parse_args()
     if options.plot:
         import matplotlib  # noqa: F401 - from the extra "plot"; if missing, fail now, not at the end
@@ -79,7 +79,7 @@ def draw(curves: dict[tuple[str, str], list[float]], tol: float, path: Path) -> 
 
     figure, panels = plt.subplots(1, len(SPECTRA), figsize=(11, 3.2), sharey=True)
     for panel, name in zip(panels, SPECTRA, strict=True):
-        for solver, color in (("power", "#b0b0b0"), ("lanczos", "#1f6fb4")):
+        for solver, color in (("subspace-iteration", "#b0b0b0"), ("lanczos", "#1f6fb4")):
             curve = curves.get((name, solver), [])
             panel.loglog(range(1, len(curve) + 1), curve, color=color, linewidth=2, label=solver)
         panel.axhline(tol, color="#888888", linewidth=0.8, linestyle=":")

@@ -41,6 +41,7 @@ RENAMED = {
     "keep_sparse": "finish_robust",
     "centre": "center",
 }
+RENAMED_SOLVERS = {"power": "subspace-iteration"}  # of `FederatedPCA`, in the names of cases
 # the header of a site's file describes the fit, so its length depends on the names of parameters
 FREE_LENGTHS = ("header",)
 
@@ -129,19 +130,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "average unweighted": {"solver": Average(weights="unweighted", site_components=5)},
 }
 METHODS: dict[str, dict[str, Any]] = {
-    "power": {"method": "power"},
-    "power common": {"method": "power", "center": "common", "scale": True, "weights": "rows"},
-    "power average": {"method": "power", "start": "average", "center": "none"},
-    "stiefel": {"method": Stiefel(retraction="qr")},
-    "polar": {"method": Polar(step=0.01), "start": "random"},
+    "power": {"solver": "power"},
+    "power common": {"solver": "power", "center": "common", "scale": True, "weights": "rows"},
+    "power average": {"solver": "power", "start": "average", "center": "none"},
+    "stiefel": {"solver": Stiefel(retraction="qr")},
+    "polar": {"solver": Polar(step=0.01), "start": "random"},
 }
 ROBUST: dict[str, dict[str, Any]] = {
     "auto": {"n_components": 3},
     "auto scaled": {"n_components": 3, "scale": True, "center": "mean"},
     "bound": {"max_components": 6},
-    "threshold": {"n_components": 3, "method": "threshold", "center": "none"},
-    "least-squares": {"max_components": 6, "method": "least-squares"},
-    "dcf": {"n_components": 3, "method": Dcf(local_steps=3), "max_rounds": 30},
+    "threshold": {"n_components": 3, "solver": "threshold", "center": "none"},
+    "least-squares": {"max_components": 6, "solver": "least-squares"},
+    "dcf": {"n_components": 3, "solver": Dcf(local_steps=3), "max_rounds": 30},
 }
 
 
@@ -226,6 +227,12 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return wrong
 
 
+def _case(name: str) -> str:
+    """Return the present name of a case; the cases of `FederatedPCA` begin with their solver."""
+    solver, _, what = name.partition(" ")
+    return f"{RENAMED_SOLVERS.get(solver, solver)} {what}"
+
+
 def _crossing(row: list[Any]) -> list[Any]:
     """Return one line of a ledger, apart from sizes that depend on the length of a question's name."""
     number, question, direction, how, fields, sites = row
@@ -262,7 +269,7 @@ def main() -> None:
         options.write.write_text(json.dumps(found))
         print(f"wrote {len(found)} cases to {options.write}")
         return
-    earlier = json.loads(options.compare.read_text())
+    earlier = {_case(name): case for name, case in json.loads(options.compare.read_text()).items()}
     wrong = {name: differences(earlier[name], found[name]) for name in earlier if name in found}
     for name, parts in wrong.items():
         print(f"{name:42s} {'same bits' if not parts else 'DIFFERS: ' + ', '.join(parts)}")

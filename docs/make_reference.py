@@ -72,8 +72,8 @@ GROUPS = (
     ),
     Group(
         "Solvers",
-        "From `fedpca.solvers`. Pass one as `solver=` of `FederatedPCA`, or as `method=` of "
-        "`PersonalizedPCA` and `RobustPCA`. Each is a frozen dataclass whose fields are its options, "
+        "From `fedpca.solvers`. Pass one as `solver=` of `FederatedPCA`, `PersonalizedPCA`, or "
+        "`RobustPCA`. Each is a frozen dataclass whose fields are its options, "
         "with the methods of `Solver`. [Choose a solver](../how-to/choose-a-solver.md) says which to "
         "take.",
         [("fedpca.solvers", name) for name in fedpca.solvers.__all__],
@@ -99,7 +99,7 @@ GROUPS = (
             ("fedpca.models.features", "FeatureTable"),
             ("fedpca.solvers.planning.solver_plan", "Plan"),
             ("fedpca.solvers.planning.solver_plan", "SolverPlan"),
-            ("fedpca.solvers.planning.workload", "Speed"),
+            ("fedpca.solvers.planning.machines", "Speed"),
             ("fedpca.solvers.verification", "Verdict"),
             ("fedpca.solvers.verification", "Statistic"),
         ],

@@ -20,7 +20,7 @@ from fedpca.coordinator.ledger import ENVELOPE
 from fedpca.privacy.masks import N_RINGS
 from fedpca.privacy.rings import NARROW, WIDE, Ring, add
 
-SOLVERS = ("covariance", "lanczos", "power", "local-power", "faps")
+SOLVERS = ("covariance", "lanczos", "subspace-iteration", "local-power", "faps")
 
 
 def log_binomial(n: int, k: int) -> float:

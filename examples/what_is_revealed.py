@@ -22,11 +22,11 @@ for i, (clinic, patients) in enumerate(clinics):
     tables[clinic] = pa.table({data.feature_names[j]: data.data[patients, j] for j in order})
 
 silent = {name: Site(rows, name=name, policy=Policy(gather=False)) for name, rows in tables.items()}
-sums_only = ["covariance", "lanczos", "power", "local-power", "faps"]
+sums_only = ["covariance", "lanczos", "subspace-iteration", "local-power", "faps"]
 console = Console(width=100, highlight=False)
 for heard, sites, options in (
     ("one fit", tables, {}),
-    ("one fit and five refits", tables, {"refits": 5, "solvers": ["power", "faps"]}),
+    ("one fit and five refits", tables, {"refits": 5, "solvers": ["subspace-iteration", "faps"]}),
     ("one fit in which no site allows gathering", silent, {"solvers": sums_only}),
     (
         "the same fit, plus the individual answers of east and south",

@@ -70,7 +70,7 @@ def policy_of(**rules):
 
 # plans ----------------------------------------------------------------------------------------------
 
-SOLVERS = ("auto", "covariance", "lanczos", "power", "local-power", "faps")
+SOLVERS = ("auto", "covariance", "lanczos", "subspace-iteration", "local-power", "faps")
 RANKS = (2, None, 0.9, "auto", "gap")
 NO_NOISE = math.inf
 
@@ -102,7 +102,9 @@ def plans():
         )
     yield pca("covariance", None, scale="binomial", maf=0.01, missing="mean")
     yield RunPlan("", "Diagnosis", dict(pca("auto", "auto").parameters))
-    for solver, epsilon in itertools.product(("covariance", "power"), (NO_NOISE, 1e4, 1.0)):
+    for solver, epsilon in itertools.product(
+        ("covariance", "subspace-iteration"), (NO_NOISE, 1e4, 1.0)
+    ):
         yield private(solver, epsilon)
 
 

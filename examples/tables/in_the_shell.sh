@@ -17,11 +17,11 @@ fedpca info tumors.fedpca
 
 # Wines: find what the three cultivars share, and what is specific to each.
 wines="barbera.csv barolo.csv grignolino.csv"
-fedpca fit $wines --method personalized --shared 2 --local 1 --scale --seed 0 \
+fedpca fit $wines --kind personalized --shared 2 --local 1 --scale --seed 0 \
     -o wines.fedpca --local-models cultivars
 
 # Diabetes: a few decimal points are in the wrong place.
-fedpca fit east.csv center.csv --id record --method robust -k 2 --scale --seed 0 \
+fedpca fit east.csv center.csv --id record --kind robust -k 2 --scale --seed 0 \
     -o diabetes.fedpca --outliers outliers.csv
 
 # Digits: two archives write summaries, which are merged without a server.

@@ -177,7 +177,7 @@ def fit(
         begin = time.perf_counter()
         pca.fit(fed)
         seconds = time.perf_counter() - begin - fed.looking
-    if isinstance(pca.method, Dcf):
+    if isinstance(pca.solver, Dcf):
         L, S = fed.parts(pca.threshold_, is_hard=False)
         values = values_of(fed.V, fed.U)
     else:
@@ -199,7 +199,7 @@ def fit_dcf(
     if p is not None:
         options["max_components"] = p - 1  # a fit takes one column more than the bound
     method = Dcf(local_steps=local_steps)
-    return fit(problem, n_sites, method=method, **{"max_rounds": DCF_ROUNDS, **options})
+    return fit(problem, n_sites, solver=method, **{"max_rounds": DCF_ROUNDS, **options})
 
 
 def shrunk(X: Array, threshold: float) -> Array:

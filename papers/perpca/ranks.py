@@ -62,7 +62,7 @@ def as_published(
     truth: Truth, ranks: tuple[int, int], seed: int, rounds: int
 ) -> tuple[Watched, PersonalizedPCA]:
     """Fit by Algorithm 2, choice 1, from a random start."""
-    how = {"method": STIEFEL, "start": "random", "tol": 0.0, "max_rounds": rounds}
+    how = {"solver": STIEFEL, "start": "random", "tol": 0.0, "max_rounds": rounds}
     fed, model = watch(truth, ranks=ranks, random_state=seed, **how)
     assert model is not None
     return fed, model

@@ -77,7 +77,7 @@ def some_problems(quick: bool) -> dict[str, Callable[[int], Truth]]:
 
 def best_objective(truth: Truth, seed: int) -> float:
     """Return the largest objective of long runs from two starts."""
-    long = {"method": POWER, "tol": 1e-15, "max_rounds": 300, "random_state": seed}
+    long = {"solver": POWER, "tol": 1e-15, "max_rounds": 300, "random_state": seed}
     return max(max(watch(truth, start=start, **long)[0].values) for start in ("stack", "random"))
 
 
@@ -135,7 +135,7 @@ def rounds_of(truth: Truth, best: float, method: str, start: str, most: int) -> 
     """Count a method's rounds to both gaps, up to ``most``."""
     limits = {"tol": 0.0, "max_rounds": most + 1, "random_state": 0}
     enough = best * (1 - GAPS[-1])
-    fed, _ = watch(truth, enough=enough, method=method, start=start, **limits)
+    fed, _ = watch(truth, enough=enough, solver=method, start=start, **limits)
     found = [rounds_to(gap, fed.values, best) for gap in GAPS]
     return " / ".join(f"{rounds:.0f}" if np.isfinite(rounds) else f">{most}" for rounds in found)
 
@@ -150,7 +150,7 @@ def starts(options: argparse.Namespace) -> list[str]:
         truth = uneven(seed, n, n_sites=n_sites, condensed=True)
         for method, start in WAYS:
             limit = 500 if method == POWER else most
-            how = {"method": method, "start": start, "max_rounds": limit, "random_state": seed}
+            how = {"solver": method, "start": start, "max_rounds": limit, "random_state": seed}
             model = fit(truth.sites, 2, 10, **how)
             errors[method, start].append(shared_error(truth, model.components_))
             rounds[method, start].append(model.run_.solver_rounds)
@@ -198,7 +198,7 @@ def figure3(options: argparse.Namespace) -> list[str]:
         total = np.mean([np.sum(rows**2) / len(rows) for rows in truth.sites.values()])
         runs = []
         for seed in range(n_starts):
-            how = {"method": Stiefel(step=STEP), "start": "random", "random_state": seed}
+            how = {"solver": Stiefel(step=STEP), "start": "random", "random_state": seed}
             fed, _ = watch(truth, tol=0.0, max_rounds=ROUNDS + 1, **how)
             errors = np.maximum(total - np.maximum.accumulate(fed.values), 1e-16)
             runs.append(np.pad(np.log10(errors), (0, ROUNDS + 1 - len(errors)), mode="edge"))

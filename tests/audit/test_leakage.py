@@ -67,7 +67,7 @@ def heard(sites, name, *, seed=0, n=10, listener="seen", **options):
 def test_plain_products_tell_a_sites_covariance_after_ten_rounds():
     sites = iid_sites()
     C = covariance_about_the_mean(sites, "site-0")
-    view = heard(sites, "site-0", solver="power", max_rounds=10, tol=0)
+    view = heard(sites, "site-0", solver="subspace-iteration", max_rounds=10, tol=0)
     assert relative_error(attacks.least_squares([view]), C) < 1e-4
     assert relative_error(attacks.least_squares([attacks.up_to_round(view, 9)]), C) > 1e-2
     assert relative_error(attacks.low_rank([attacks.up_to_round(view, 9)]), C) < relative_error(
@@ -132,7 +132,7 @@ def test_refits_from_the_published_start_of_faps_tell_all_and_from_ours_less():
 def test_refits_tell_a_covariance_in_one_round_each():
     sites = unlike_sites()
     C = covariance_about_the_mean(sites, "b")
-    for solver in ("power", "lanczos"):
+    for solver in ("subspace-iteration", "lanczos"):
         views = [heard(sites, "b", seed=s, n=4, solver=solver) for s in range(4)]
         first = [attacks.up_to_round(view, 1) for view in views]
         assert relative_error(attacks.refits(first), C) < 1e-8
@@ -141,7 +141,9 @@ def test_refits_tell_a_covariance_in_one_round_each():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power", "local-power", "faps"])
+@pytest.mark.parametrize(
+    "solver", ["covariance", "lanczos", "subspace-iteration", "local-power", "faps"]
+)
 def test_no_attack_on_sums_does_better_than_a_guess_without_messages(solver):
     keeps_to_itself = Policy(gather=False)
     sites = {
@@ -190,7 +192,7 @@ def test_simulation_undoes_the_mask_of_faps():
         for i in range(3)
     }
     found = audit(sites, 2, solvers=[Faps(local_steps=7)], refits=0, simulate=True)
-    plain = audit(sites, 2, solvers=["power"], refits=0, simulate=True)
+    plain = audit(sites, 2, solvers=["subspace-iteration"], refits=0, simulate=True)
     for site in sites:
         end = found.best("faps", "seen", site)
         assert end.attack == "simulation"
@@ -198,7 +200,7 @@ def test_simulation_undoes_the_mask_of_faps():
         others = [e for e in found.of("faps", "seen", site) if e.attack != "simulation"]
         assert min(e.error for e in others if e.round == end.round) > 1e-3
         assert "simulation" not in {e.attack for e in found.of("faps", "summed", site)}
-        assert "simulation" not in {e.attack for e in plain.of("power", "seen", site)}
+        assert "simulation" not in {e.attack for e in plain.of("subspace-iteration", "seen", site)}
     with pytest.raises(InputError, match="41 features exceed the limit of 40"):
         audit([np.zeros((3, 41))], 2, simulate=True)
 
@@ -206,7 +208,9 @@ def test_simulation_undoes_the_mask_of_faps():
 def test_simulation_needs_masked_products():
     from fedpca.audit.simulation import simulated_covariance
 
-    assert simulated_covariance([heard(unlike_sites(), "a", solver="power", n=2)]) is None
+    assert (
+        simulated_covariance([heard(unlike_sites(), "a", solver="subspace-iteration", n=2)]) is None
+    )
 
 
 @pytest.mark.slow
@@ -232,8 +236,14 @@ def test_all_solvers_that_policies_allow_are_audited_by_default():
 
 def test_solvers_are_announced_before_they_are_attacked():
     announced = []
-    audit(unlike_sites(), 2, solvers=["power", "merge"], refits=0, on_solver=announced.append)
-    assert announced == ["power", "merge"]
+    audit(
+        unlike_sites(),
+        2,
+        solvers=["subspace-iteration", "merge"],
+        refits=0,
+        on_solver=announced.append,
+    )
+    assert announced == ["subspace-iteration", "merge"]
 
 
 def test_sites_without_variance_are_not_attacked():
@@ -280,25 +290,27 @@ def test_published_model_gives_a_share_of_components_and_noise():
 
 def test_a_sum_over_one_site_hides_nothing():
     rows = {"only": unlike_sites()["a"]}
-    found = audit(rows, 3, solvers=["power"], refits=0)
-    assert found.best("power", "summed", "only") == found.best("power", "seen", "only")._replace(
-        listener="summed"
-    )
+    found = audit(rows, 3, solvers=["subspace-iteration"], refits=0)
+    assert found.best("subspace-iteration", "summed", "only") == found.best(
+        "subspace-iteration", "seen", "only"
+    )._replace(listener="summed")
     assert found.guesses["only"] < 1e-12
 
 
 def test_colluding_sites_take_their_parts_out_of_sums():
     sites = unlike_sites()
-    options = {"solvers": ["power"], "refits": 0}
+    options = {"solvers": ["subspace-iteration"], "refits": 0}
     two_left = audit(sites, 4, colluding=["c"], **options)
     assert two_left.sites == ("a", "b")
     Ca, Cb = (covariance_about_the_mean(sites, name) for name in "ab")
     guess = relative_error(60 / 150 * (Ca + Cb), Ca)
     assert two_left.guesses["a"] == pytest.approx(guess)
-    assert two_left.best("power", "summed", "a").error == pytest.approx(guess, rel=0.05)
+    assert two_left.best("subspace-iteration", "summed", "a").error == pytest.approx(
+        guess, rel=0.05
+    )
     one_left = audit(sites, 4, colluding=["b", "c"], **options)
-    alone = one_left.best("power", "summed", "a")
-    assert alone == one_left.best("power", "seen", "a")._replace(listener="summed")
+    alone = one_left.best("subspace-iteration", "summed", "a")
+    assert alone == one_left.best("subspace-iteration", "seen", "a")._replace(listener="summed")
     with pytest.raises(InputError, match=r"colluding=\['d'\] are not sites; the sites are a, b, c"):
         audit(sites, 4, colluding=["d"], **options)
     with pytest.raises(InputError, match="leaves no site to attack whose rows vary"):
@@ -323,7 +335,7 @@ def test_every_solver_is_attacked_as_every_listener(scale):
                 )
                 errors = [error for _, error in found.curve(solver, listener, site)]
                 assert np.isfinite(errors).all()
-    tells_all = {"covariance", "lanczos", "power", "local-power", "tsqr"}
+    tells_all = {"covariance", "lanczos", "subspace-iteration", "local-power", "tsqr"}
     for solver in SOLVERS:
         worst = min(found.best(solver, "seen", site).error for site in found.sites)
         assert (worst < 1e-6) == (solver in tells_all), solver
@@ -337,7 +349,7 @@ def test_every_solver_is_attacked_as_every_listener(scale):
 
 def test_what_is_heard_behind_sums_is_a_share_of_the_total():
     sites = unlike_sites()
-    run = record(FederatedPCA(3, solver="power", random_state=0), sites)
+    run = record(FederatedPCA(3, solver="subspace-iteration", random_state=0), sites)
     rows = {"a": 2, "b": 1, "c": 1}  # by which count_and_sum are shared out
     parts = [run.heard(name, "seen", rows).messages for name in sites]
     summed = run.heard("a", "summed", rows)
@@ -417,10 +429,13 @@ def test_local_power_tells_a_sites_own_directions_in_its_first_round():
 
 
 def test_options_of_a_solver_are_audited():
-    solvers = [Faps(stop="objective"), "power"]
+    solvers = [Faps(stop="objective"), "subspace-iteration"]
     found = audit(unlike_sites(), 4, solvers=solvers, refits=0)
-    other = audit(unlike_sites(), 4, solvers=["faps", "power"], refits=0)
-    ends = [[f.best(s, "seen", "a").round for f in (found, other)] for s in ("faps", "power")]
+    other = audit(unlike_sites(), 4, solvers=["faps", "subspace-iteration"], refits=0)
+    ends = [
+        [f.best(s, "seen", "a").round for f in (found, other)]
+        for s in ("faps", "subspace-iteration")
+    ]
     assert ends[0][0] != ends[0][1]
     assert ends[1][0] == ends[1][1]
 
@@ -430,7 +445,7 @@ def test_a_question_that_no_attack_knows_is_not_taken_for_private(monkeypatch):
 
     monkeypatch.setattr(leakage, "ROUNDS", ("covariance_triangle",))
     with pytest.raises(InputError, match="no attack covers the question 'covariance_product'"):
-        audit(unlike_sites(), 2, solvers="power")
+        audit(unlike_sites(), 2, solvers="subspace-iteration")
 
 
 def test_bad_input_is_refused_before_anything_is_fitted(monkeypatch):
@@ -455,8 +470,10 @@ def test_bad_input_is_refused_before_anything_is_fitted(monkeypatch):
 
 def test_what_was_not_looked_at_is_named():
     found = audit(unlike_sites(), 2, solvers="covariance", refits=0)
-    with pytest.raises(InputError, match="'power' was not audited; use one of covariance"):
-        found.best("power", "seen", "a")
+    with pytest.raises(
+        InputError, match="'subspace-iteration' was not audited; use one of covariance"
+    ):
+        found.best("subspace-iteration", "seen", "a")
     with pytest.raises(InputError, match="'z' was not audited; use one of a, b, c"):
         found.curve("covariance", "seen", "z")
     with pytest.raises(InputError, match="'sum' was not audited; use one of seen, summed"):
@@ -485,7 +502,7 @@ def test_audit_prints_writes_and_draws(files, tmp_path):
     assert done.exit_code == 0, done.output
     assert "exposed" in done.output
     assert "lanczos" in done.output
-    assert "power" not in done.output
+    assert "subspace-iteration" not in done.output
     assert plot.read_bytes().startswith(b"\x89PNG")
     with table.open() as file:
         lines = list(csv.DictReader(file))
@@ -520,13 +537,13 @@ def test_audit_passes_its_options_on(files, monkeypatch):
 
 
 def test_table_shows_the_site_that_is_known_best_and_its_rounds(files):
-    done = run_audit(*files, "-k", 4, "--solver", "power", "--refits", 0)
-    found = audit(dict(zip("abc", files, strict=True)), 4, solvers="power", refits=0)
-    ends = [found.best("power", "summed", site) for site in found.sites]
+    done = run_audit(*files, "-k", 4, "--solver", "subspace-iteration", "--refits", 0)
+    found = audit(dict(zip("abc", files, strict=True)), 4, solvers="subspace-iteration", refits=0)
+    ends = [found.best("subspace-iteration", "summed", site) for site in found.sites]
     end = min(ends, key=lambda e: e.error)
     lines = done.output.replace("│", " ").splitlines()
     line = next(line.split() for line in lines if "summed" in line)
-    first = found.best("power", "summed", end.site, 1).error
+    first = found.best("subspace-iteration", "summed", end.site, 1).error
     assert line[2] == end.site
     assert line[-5] == f"{first:.2f}"
     assert line[-2:] == [str(end.round), f"{end.exposed:.2%}"]

@@ -113,7 +113,7 @@ def test_bad_usage_is_refused(folder, tmp_path):
     assert "only apply to files" in far.stderr
     named = run("diagnose", folder / "m.fedpca", *files_of(folder), "--report", tmp_path / "d.txt")
     assert "must end in .html" in named.stderr
-    run("fit", *files_of(folder), "--method", "robust", "-k", 2, "-o", tmp_path / "r.fedpca")
+    run("fit", *files_of(folder), "--kind", "robust", "-k", 2, "-o", tmp_path / "r.fedpca")
     robust = run("diagnose", tmp_path / "r.fedpca", *files_of(folder))
     assert "is a RobustPCA" in robust.stderr
     flags = run(

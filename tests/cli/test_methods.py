@@ -48,7 +48,7 @@ def spoil(tables):
 
 def test_a_personalized_fit_equals_that_of_python(files, tables, tmp_path):
     done = run(
-        "fit", *files, "--method", "personalized", "--shared", 2, "--local", 1, "--seed", 0,
+        "fit", *files, "--kind", "personalized", "--shared", 2, "--local", 1, "--seed", 0,
         "-o", tmp_path / "m.fedpca", "--local-models", tmp_path / "own",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -70,7 +70,7 @@ def test_a_personalized_fit_equals_that_of_python(files, tables, tmp_path):
 
 def test_ranks_and_other_parameters_can_be_typed(files, tmp_path):
     done = run(
-        "fit", *files, "--method", "personalized", "--shared", 1, "--local",
+        "fit", *files, "--kind", "personalized", "--shared", 1, "--local",
         "north=2, south=1,west=0", "--solver", "stiefel", "--option", "retraction=qr",
         "--parameter", "center=common", "--parameter", "n_init=1", "-q", "-o", tmp_path / "m",
     )  # fmt: skip
@@ -81,7 +81,7 @@ def test_ranks_and_other_parameters_can_be_typed(files, tmp_path):
         "south": 1,
         "west": 0,
     }
-    assert (model.center, model.n_init, model.method.retraction) == ("common", 1, "qr")
+    assert (model.center, model.n_init, model.solver.retraction) == ("common", 1, "qr")
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_robust_fit_lists_its_outliers(files, tables, tmp_path, suffix, rank):
         tables[site].to_parquet(path)
     listed = tmp_path / f"outliers{suffix}"
     done = run(
-        "fit", *files, "--method", "robust", *rank, "--seed", 0, "-o", tmp_path / "m",
+        "fit", *files, "--kind", "robust", *rank, "--seed", 0, "-o", tmp_path / "m",
         "--outliers", listed,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -118,47 +118,47 @@ def test_a_robust_fit_lists_its_outliers(files, tables, tmp_path, suffix, rank):
 
 def test_robust_scores_of_a_file_are_written_without_a_warning(files, tmp_path):
     model, scores = tmp_path / "m.fedpca", tmp_path / "s.csv"
-    assert run("fit", *files, "--method", "robust", "-k", 2, "-o", model).exit_code == 0
+    assert run("fit", *files, "--kind", "robust", "-k", 2, "-o", model).exit_code == 0
     done = run("transform", model, str(files[0]).split("=")[-1], "-o", scores)
     assert done.exit_code == 0, done.output
     assert "warning" not in done.output.lower()
 
 
 CASES = {
-    "no ranks": (["--method", "personalized"], "--shared 2 --local 1"),
-    "no local rank": (["--method", "personalized", "--shared", 2], "--shared 2 --local 1"),
+    "no ranks": (["--kind", "personalized"], "--shared 2 --local 1"),
+    "no local rank": (["--kind", "personalized", "--shared", 2], "--shared 2 --local 1"),
     "-k of a personalized fit": (
-        ["--method", "personalized", "--shared", 2, "--local", 1, "-k", 2],
-        "-k does not apply to --method personalized",
+        ["--kind", "personalized", "--shared", 2, "--local", 1, "-k", 2],
+        "-k does not apply to --kind personalized",
     ),
     "local rank in words": (
-        ["--method", "personalized", "--shared", 2, "--local", "one"],
+        ["--kind", "personalized", "--shared", 2, "--local", "one"],
         "--local one must be a number",
     ),
-    "no rank": (["--method", "robust"], "either -k"),
-    "two ranks": (["--method", "robust", "-k", 2, "--max-components", 3], "either -k"),
-    "shared of a plain fit": (["--shared", 2], "--shared does not apply to --method pca"),
+    "no rank": (["--kind", "robust"], "either -k"),
+    "two ranks": (["--kind", "robust", "-k", 2, "--max-components", 3], "either -k"),
+    "shared of a plain fit": (["--shared", 2], "--shared does not apply to --kind pca"),
     "outliers of a plain fit": (
         ["--outliers", "o.csv"],
-        "--outliers does not apply to --method pca",
+        "--outliers does not apply to --kind pca",
     ),
     "outliers of no known format": (
-        ["--method", "robust", "-k", 2, "--outliers", "o.xls"],
+        ["--kind", "robust", "-k", 2, "--outliers", "o.xls"],
         "o.xls must end in .csv or .parquet",
     ),
     "weights of a robust fit": (
-        ["--method", "robust", "-k", 2, "--weight", NAMES[0]],
-        "--weight does not apply to --method robust",
+        ["--kind", "robust", "-k", 2, "--weight", NAMES[0]],
+        "--weight does not apply to --kind robust",
     ),
     "weights in a column that is dropped": (
         ["--drop", NAMES[0], "--weight", NAMES[0]],
         f"column {NAMES[0]} is listed in drop or id",
     ),
     "unknown parameter": (["--parameter", "speed=9"], "no parameter speed"),
-    "unknown method": (["--method", "magic"], "magic"),
+    "unknown method": (["--kind", "magic"], "magic"),
     "both formats": (["--csv", "--json"], "mutually exclusive"),
     "gather on files": (
-        ["--method", "personalized", "--shared", 1, "--local", 1, "--gather"],
+        ["--kind", "personalized", "--shared", 1, "--local", 1, "--gather"],
         "--gather require --federation",
     ),
 }
@@ -177,19 +177,19 @@ def test_local_models_and_outliers_are_not_overwritten_by_accident(files, tmp_pa
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "x.fedpca").write_text("kept")
     (tmp_path / "o.csv").write_text("kept")
-    personalized = ("--method", "personalized", "--shared", 1, "--local", 1)
+    personalized = ("--kind", "personalized", "--shared", 1, "--local", 1)
     done = run(
         "fit", *files, *personalized, "-o", tmp_path / "m", "--local-models", tmp_path / "own"
     )
     assert done.exit_code == 2
     assert "already contains models" in done.output
-    robust = ("--method", "robust", "-k", 2, "--outliers", tmp_path / "o.csv")
+    robust = ("--kind", "robust", "-k", 2, "--outliers", tmp_path / "o.csv")
     assert run("fit", *files, *robust, "-o", tmp_path / "m").exit_code == 2
     assert (tmp_path / "o.csv").read_text() == "kept"
 
 
 def test_a_fit_prints_its_result_as_json(files, tmp_path):
-    done = run("fit", *files, "--method", "robust", "-k", 2, "--json", "-o", tmp_path / "m")
+    done = run("fit", *files, "--kind", "robust", "-k", 2, "--json", "-o", tmp_path / "m")
     shown = json.loads(done.stdout)
     model = load(tmp_path / "m")
     assert shown["kind"] == "RobustPCA"
@@ -198,7 +198,7 @@ def test_a_fit_prints_its_result_as_json(files, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.filterwarnings("ignore:method .* stopped at max_rounds=5")
+@pytest.mark.filterwarnings("ignore:solver .* stopped at max_rounds=5")
 def test_over_a_federation_local_models_and_outliers_stay_at_the_sites(tables, files, tmp_path):
     places = spoil(tables)
     folder = tmp_path / "federation"
@@ -213,13 +213,13 @@ def test_over_a_federation_local_models_and_outliers_stay_at_the_sites(tables, f
         for site in SITES:
             running.join(site, f"{site}.parquet", "--policy", "policy.toml")
         far = ("--federation", running.address, "--credentials", "tls", "--wait", "900")
-        robust = ("--method", "robust", "-k", "3", "--seed", "0")
+        robust = ("--kind", "robust", "-k", "3", "--seed", "0")
         robust += ("--max-rounds", "5")  # far from the end, but the same messages
         refused = running.run("fit", *far, *robust, "-o", "x", "--outliers", "o.csv", check=False)
         assert refused.returncode == 2
         assert "each site keeps its local model" in " ".join(refused.stderr.split())
         running.run("fit", *far, *robust, "-o", "robust.fedpca")
-        personal = ("--method", "personalized", "--shared", "2", "--local", "1")
+        personal = ("--kind", "personalized", "--shared", "2", "--local", "1")
         personal += ("--max-rounds", "5")
         shown = running.run("fit", *far, *personal, "-o", "personal.fedpca")
         assert "at the site" in shown.stdout

@@ -46,10 +46,10 @@ def test_every_solver_is_listed_with_its_bytes():
 
 
 def test_a_policy_is_asked(tmp_path):
-    (tmp_path / "policy.toml").write_text('allow = ["power"]\nend = true\n')
+    (tmp_path / "policy.toml").write_text('allow = ["subspace-iteration"]\nend = true\n')
     result = planned(*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml"))
     assert result.exit_code == 2
-    assert "allow has 'power'; use 'federated', which includes" in result.output
+    assert "allow has 'subspace-iteration'; use 'federated', which includes" in result.output
     (tmp_path / "policy.toml").write_text('allow = ["merge"]\nend = true\n')
     words = (*QUIET, *FEW, "--policy", str(tmp_path / "policy.toml"))
     plain = json.loads(planned(*words, "--json").stdout)
@@ -72,12 +72,12 @@ def test_secure_sums_are_about_as_large():
 
 
 def test_a_solver_that_would_run_out_of_rounds_is_marked():
-    words = (*QUIET, "--solver", "power", "--max-rounds", "5")
+    words = (*QUIET, "--solver", "subspace-iteration", "--max-rounds", "5")
     plain = json.loads(planned(*words, "--json").stdout)
     assert plain["solvers"][0]["stop_reason"] == "max_rounds"
     text = planned(*words).output
     assert " max_rounds " in text
-    assert "no solver is possible: power: it would run out of rounds" in text
+    assert "no solver is possible: subspace-iteration: it would run out of rounds" in text
 
 
 def test_other_programs_read_the_plan_as_json(tmp_path):

@@ -166,8 +166,8 @@ def test_a_check_of_files_names_rare_columns_and_the_way_out(folder):
 @pytest.mark.parametrize(
     "options",
     [
-        ["--method", "robust", "-k", "3"],
-        ["--method", "personalized", "--shared", "1", "--local", "north=2,south=1"],
+        ["--kind", "robust", "-k", "3"],
+        ["--kind", "personalized", "--shared", "1", "--local", "north=2,south=1"],
     ],
 )
 def test_the_default_policy_opens_no_other_method(folder, options):

@@ -81,12 +81,12 @@ def test_a_private_fit_of_one_file_needs_no_secure_sums(folder):
         (("--epsilon", "0", *PRIVATE_FIT[2:]), "epsilon=0.0 must be a number from"),
         ((*PRIVATE_FIT, "--scale"), "scale=True has no differentially private mechanism"),
         (
-            ("--method", "robust", *PRIVATE_FIT),
-            "--epsilon does not apply to --method robust, whose own options are",
+            ("--kind", "robust", *PRIVATE_FIT),
+            "--epsilon does not apply to --kind robust, whose own options are",
         ),
         (
-            ("--method", "personalized", "--shared", "1", "--local", "1", "--delta", "1e-6"),
-            "--delta does not apply to --method personalized",
+            ("--kind", "personalized", "--shared", "1", "--local", "1", "--delta", "1e-6"),
+            "--delta does not apply to --kind personalized",
         ),
     ],
 )

@@ -104,7 +104,17 @@ def test_a_bar_says_how_many_sites_have_answered(screen):
 
 @pytest.mark.process
 def test_a_log_gets_plain_lines_and_a_terminal_a_bar(sites, tmp_path):
-    command = [sys.executable, "-m", "fedpca", "fit", *sites, "-k", "2", "--solver", "power"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedpca",
+        "fit",
+        *sites,
+        "-k",
+        "2",
+        "--solver",
+        "subspace-iteration",
+    ]
     plain = forked.run(
         [*command, "-o", str(tmp_path / "a")], capture_output=True, text=True, check=True
     )

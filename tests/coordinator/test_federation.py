@@ -216,12 +216,14 @@ def test_a_fit_that_lost_sites_starts_again_warm():
     X = rng.standard_normal((2000, 60)) * np.geomspace(2, 1, 60)
     X[:, :3] *= 1.1  # so that a gap follows
     sites = dict(zip("abcd", np.split(X, [600, 1200, 1995]), strict=True))
-    cold = FederatedPCA(3, solver="power", random_state=0, tol=1e-6, max_rounds=5000).fit(
-        {name: sites[name] for name in "abc"}
-    )
+    cold = FederatedPCA(
+        3, solver="subspace-iteration", random_state=0, tol=1e-6, max_rounds=5000
+    ).fit({name: sites[name] for name in "abc"})
     late = cold.run_.rounds - 3
     fed = Federation(meddling(sites, {"d": altered}, first_round=late), quorum=3)
-    warm = FederatedPCA(3, solver="power", random_state=0, tol=1e-6, max_rounds=5000).fit(fed)
+    warm = FederatedPCA(
+        3, solver="subspace-iteration", random_state=0, tol=1e-6, max_rounds=5000
+    ).fit(fed)
     assert warm.run_.sites == ("a", "b", "c")
     again = [entry for entry in warm.run_.history[late:] if entry["residual"] is not None]
     assert len(again) < 0.5 * cold.run_.solver_rounds
@@ -239,7 +241,7 @@ def test_a_warm_start_follows_the_columns_if_the_site_that_ordered_them_is_lost(
         n: pd.DataFrame(x[:, order[n]]).set_axis(order[n].astype(str), axis=1)
         for n, x in parts.items()
     }
-    model = FederatedPCA(3, solver="power", random_state=0, tol=1e-6, max_rounds=5000)
+    model = FederatedPCA(3, solver="subspace-iteration", random_state=0, tol=1e-6, max_rounds=5000)
     left = {name: sites[name] for name in "bc"}
     cold = clone(model).fit(left).run_
     last = clone(model).fit(sites).run_.rounds
@@ -250,7 +252,7 @@ def test_a_warm_start_follows_the_columns_if_the_site_that_ordered_them_is_lost(
     assert len(again) < 0.5 * cold.solver_rounds
 
 
-@pytest.mark.parametrize("solver", ["lanczos", "power"])
+@pytest.mark.parametrize("solver", ["lanczos", "subspace-iteration"])
 def test_a_warm_start_does_not_stay_in_eigenvectors_that_lead_no_more(solver):
     def along_axes(*variances):
         deviations = np.diag(np.sqrt(variances))

@@ -47,7 +47,7 @@ def checks_that_cannot_pass(estimator):
     [
         FederatedPCA(),
         FederatedPCA(solver="lanczos"),
-        FederatedPCA(solver="power", max_rounds=5000),
+        FederatedPCA(solver="subspace-iteration", max_rounds=5000),
         FederatedPCA(2, solver="covariance", whiten=True, scale=True),
         FederatedPCA(2, solver="lanczos"),
         FederatedPCA(2, missing="mean"),
@@ -255,7 +255,7 @@ def test_seeds_of_every_kind():
         assert FederatedPCA(2, solver="lanczos", random_state=seed).fit(SITES).run_.seed >= 0
 
 
-@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power"])
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "subspace-iteration"])
 def test_a_saved_model_comes_back_whole_and_the_same_bits_each_time(solver, tmp_path):
     frame = pd.DataFrame(X, columns=list("abcdef"))
     model = FederatedPCA(3, solver=solver, scale=True, whiten=True, random_state=4)

@@ -71,7 +71,7 @@ def assert_orthonormal(pca):
 @pytest.mark.parametrize("weights", ["site", "rows"])
 def test_shared_and_local_directions_are_found(method, weights):
     sites, U, own = draw_sites(noise=0.01, n_few=20)
-    pca = PersonalizedPCA(2, 2, method=method, weights=weights, **LONG).fit(sites)
+    pca = PersonalizedPCA(2, 2, solver=method, weights=weights, **LONG).fit(sites)
     assert sine_of_angle(U, pca.components_.T) < 0.01
     assert all(sine_of_angle(own[s], V.T) < 0.02 for s, V in pca.local_components_.items())
     assert_orthonormal(pca)
@@ -87,7 +87,7 @@ def test_every_method_ends_where_no_neighbor_is_better(method, retraction):
     sites, _, _ = draw_sites(seed=1, noise=0.4)
     if method != "power":
         method = type(METHODS[method])(retraction=retraction)
-    pca = PersonalizedPCA(2, 2, method=method, **LONG).fit(sites)
+    pca = PersonalizedPCA(2, 2, solver=method, **LONG).fit(sites)
     rng = np.random.default_rng(0)
     U = pca.components_.T
     for size in (1e-2, 1e-3):
@@ -125,7 +125,7 @@ def test_the_objective_never_falls(seed, ratio):
 @pytest.mark.parametrize("method", [Stiefel(step=3.0), Polar(step=3.0)])
 def test_a_step_that_lowers_the_objective_is_taken_back(method):
     sites, U, _ = draw_sites(noise=0.05)
-    pca = PersonalizedPCA(2, 2, method=method, **LONG).fit(sites)
+    pca = PersonalizedPCA(2, 2, solver=method, **LONG).fit(sites)
     assert sine_of_angle(U, pca.components_.T) < 0.05
 
 
@@ -147,7 +147,7 @@ def test_the_published_start_fails_where_local_variances_are_large_and_the_defau
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pca = PersonalizedPCA(
-                2, 10, method=method, start=start, max_rounds=60, random_state=seed
+                2, 10, solver=method, start=start, max_rounds=60, random_state=seed
             ).fit(sites)
         failed[start] = sine_of_angle(U, pca.components_.T) > 0.5
     assert failed == {"stack": False, "average": True}
@@ -160,8 +160,8 @@ def test_the_published_start_fails_where_local_variances_are_large_and_the_defau
 def test_the_result_does_not_depend_on_the_order_of_sites(method, data):
     sites, _, _ = draw_sites(data.draw(st.integers(0, 99)), n_sites=5, d=8, local=1, shared=1)
     names = data.draw(st.permutations(list(sites)))
-    ours = PersonalizedPCA(1, 1, method=method).fit(sites)
-    other = PersonalizedPCA(1, 1, method=method).fit({name: sites[name] for name in names})
+    ours = PersonalizedPCA(1, 1, solver=method).fit(sites)
+    other = PersonalizedPCA(1, 1, solver=method).fit({name: sites[name] for name in names})
     # where `polar` stalls is a matter of rounding
     angle, share = (1e-2, 1e-5) if method == "polar" else (1e-7, 1e-12)
     assert sine_of_angle(ours.components_.T, other.components_.T) < angle
@@ -171,24 +171,24 @@ def test_the_result_does_not_depend_on_the_order_of_sites(method, data):
 @every_method
 def test_an_offset_changes_nothing(method):
     sites, _, _ = draw_sites(seed=4)
-    plain = PersonalizedPCA(2, 2, method=method).fit(sites)
+    plain = PersonalizedPCA(2, 2, solver=method).fit(sites)
     # where `polar` stalls is a matter of rounding
     angle, share = (1e-2, 1e-5) if method == "polar" else (1e-6, 1e-6)
     for offset in (1e4, 1e8):
         moved = {name: X + offset * (1 + i) for i, (name, X) in enumerate(sites.items())}
-        ours = PersonalizedPCA(2, 2, method=method).fit(moved)
+        ours = PersonalizedPCA(2, 2, solver=method).fit(moved)
         assert sine_of_angle(plain.components_.T, ours.components_.T) < angle
         assert ours.objective_ == pytest.approx(plain.objective_, rel=share)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:method")
+@pytest.mark.filterwarnings("ignore:solver")
 @every_method
 def test_sparse_rows_and_float32_give_what_dense_ones_give(method):
     rng = np.random.default_rng(0)
     counts = {f"s{i}": rng.poisson(rng.gamma(0.4, 1, 20), (40, 20)) for i in range(5)}
     dense = {name: X.astype(np.float64) for name, X in counts.items()}
-    pca = PersonalizedPCA(2, 2, method=method, max_rounds=50)
+    pca = PersonalizedPCA(2, 2, solver=method, max_rounds=50)
     reference = clone(pca).fit(dense)
     for make in (sp.csr_array, lambda X: X.astype(np.float32), sp.csc_matrix):
         ours = clone(pca).fit({name: make(X) for name, X in dense.items()})
@@ -237,7 +237,7 @@ def test_features_beyond_the_dense_bound_give_the_same(monkeypatch):
 def test_empty_sites_and_sites_of_one_row_take_part(method):
     sites, U, _ = draw_sites(noise=0.01)
     sites |= {"empty": np.empty((0, 12)), "one": np.ones((1, 12)), "two": sites["s00"][:2]}
-    pca = PersonalizedPCA(2, 2, method=method).fit(sites)
+    pca = PersonalizedPCA(2, 2, solver=method).fit(sites)
     assert sine_of_angle(U, pca.components_.T) < 0.05
     ranks = {name: len(V) for name, V in pca.local_components_.items()}
     assert (ranks["empty"], ranks["one"], ranks["two"], ranks["s01"]) == (0, 0, 1, 2)
@@ -267,7 +267,7 @@ def test_ranks_may_differ_between_sites():
 def test_same_seed_gives_the_same_bits_on_encoded_messages(method):
     sites, _, _ = draw_sites(n_sites=4)
     plain, other = (
-        PersonalizedPCA(2, 2, method=method, start="random", random_state=7).fit(fed)
+        PersonalizedPCA(2, 2, solver=method, start="random", random_state=7).fit(fed)
         for fed in (Federation.local(sites), Federation(ScriptedEngine(sites)))
     )
     assert (plain.components_ == other.components_).all()
@@ -278,7 +278,7 @@ def test_same_seed_gives_the_same_bits_on_encoded_messages(method):
 @pytest.mark.parametrize(("method", "d"), every_other(sorted(METHODS), [12, 300]))
 def test_a_killed_fit_goes_on_from_its_journal_with_the_same_bits(method, d, tmp_path):
     sites, _, _ = draw_sites(n_sites=4, noise=0.3, d=d)
-    options = {"method": method, "random_state": 0, "tol": 1e-6}
+    options = {"solver": method, "random_state": 0, "tol": 1e-6}
     whole = PersonalizedPCA(2, 2, **options).fit(Federation.local(sites))
     for at in {2, 3, whole.run_.rounds // 2, whole.run_.rounds}:
         journal = tmp_path / f"{at}.journal"
@@ -617,7 +617,7 @@ def test_bad_input_is_refused_before_anything_about_rows_is_asked():
     sites, _, _ = draw_sites(n_sites=3)
     with pytest.raises(InputError, match="n_shared=6 plus n_local=7 exceeds n_features=12"):
         PersonalizedPCA(6, 7).fit(sites)
-    for bad in ({"method": "newton"}, {"center": True}, {"weights": "n"}):
+    for bad in ({"solver": "newton"}, {"center": True}, {"weights": "n"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             PersonalizedPCA(1, 1, **bad).fit(sites)
     with pytest.raises(InputError, match=r"step=0\.0 must be a positive number"):
@@ -641,7 +641,7 @@ def test_bad_input_is_refused_before_anything_about_rows_is_asked():
     with pytest.raises(InputError, match="scores have 3 columns instead of 4"):
         pca.inverse_transform(np.ones((2, 3)), "s00")
     with pytest.warns(ConvergenceWarning, match="max_rounds=1 before reaching tol=1e-10"):
-        PersonalizedPCA(2, 2, method="stiefel", max_rounds=1).fit(sites)
+        PersonalizedPCA(2, 2, solver="stiefel", max_rounds=1).fit(sites)
 
 
 @every_method
@@ -650,7 +650,7 @@ def test_rows_without_variance_end_at_once(method, value):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "misalignment_=")
         same = np.full((5, 4), value)
-        pca = PersonalizedPCA(1, 1, method=method).fit({"a": same, "b": same[:3]})
+        pca = PersonalizedPCA(1, 1, solver=method).fit({"a": same, "b": same[:3]})
     assert pca.objective_ == 0
     assert pca.local_components_["a"].shape == (0, 4)
     assert np.allclose(pca.transform(same, "a"), 0, atol=1e-15 * value)
@@ -668,7 +668,7 @@ def test_values_without_squares_are_refused_clearly():
 def test_steps_that_are_too_long_or_too_short_do_not_end_the_search():
     sites, U, _ = draw_sites(noise=0.05)
     for step in (1e4, 1e300, 1e-2):
-        pca = PersonalizedPCA(2, 2, method=Stiefel(step=step), max_rounds=20000).fit(sites)
+        pca = PersonalizedPCA(2, 2, solver=Stiefel(step=step), max_rounds=20000).fit(sites)
         assert sine_of_angle(U, pca.components_.T) < 0.05
         assert pca.run_.stop_reason == "converged"
 
@@ -746,7 +746,7 @@ def test_several_starts_find_a_better_optimum_than_one(sites, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:ambiguity_", "ignore:misalignment_", "ignore:method")
+@pytest.mark.filterwarnings("ignore:ambiguity_", "ignore:misalignment_", "ignore:solver")
 @pytest.mark.parametrize("seed", first_of(range(8), 3))
 def test_the_default_ends_no_lower_than_random_restarts_on_planted_problems(seed):
     rng = np.random.default_rng(seed)
@@ -804,7 +804,7 @@ def test_optima_that_are_as_good_but_differ_are_told_of(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:method", "ignore:misalignment_", "ignore:ambiguity_")
+@pytest.mark.filterwarnings("ignore:solver", "ignore:misalignment_", "ignore:ambiguity_")
 @pytest.mark.parametrize("max_rounds", [3, 30, 300])
 @pytest.mark.parametrize("gather", [True, False])
 def test_what_all_sites_have_is_shared_after_any_number_of_rounds(max_rounds, gather):
@@ -839,7 +839,7 @@ def test_without_local_components_the_shared_ones_are_those_of_the_mean_covarian
     mean = sum(np.cov(X, rowvar=False, bias=True) for X in sites.values()) / len(sites)
     expected = np.linalg.eigh(mean)[1][:, :-4:-1]
     for n_local in (0, dict.fromkeys(sites, 0)):
-        pca = PersonalizedPCA(3, n_local, method=method).fit(sites)
+        pca = PersonalizedPCA(3, n_local, solver=method).fit(sites)
         assert sine_of_angle(expected, pca.components_.T) < 1e-6
         assert pca.transform(sites["s00"], "s00").shape == (20, 3)
         assert pca.misalignment_ == 1
@@ -853,7 +853,7 @@ def test_without_local_components_the_shared_ones_are_those_of_the_mean_covarian
 @every_method
 def test_without_shared_components_each_site_has_its_own(method, tmp_path):
     sites, _, _ = draw_sites(n_sites=3)
-    pca = PersonalizedPCA(0, {"s00": 2, "s01": 0, "s02": 3}, method=method).fit(sites)
+    pca = PersonalizedPCA(0, {"s00": 2, "s01": 0, "s02": 3}, solver=method).fit(sites)
     own = PCA(2).fit(sites["s00"])
     assert sine_of_angle(own.components_.T, pca.local_components_["s00"].T) < 1e-7
     assert pca.components_.shape == (0, 12)
@@ -864,7 +864,7 @@ def test_without_shared_components_each_site_has_its_own(method, tmp_path):
     pca.save(tmp_path / "model")
     loaded = PersonalizedPCA.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.transform(sites["s00"], "s00"), scores)
-    sites_alone = PersonalizedPCA(0, 2, method=method).fit(Federation.local(sites))
+    sites_alone = PersonalizedPCA(0, 2, solver=method).fit(Federation.local(sites))
     assert sites_alone.components_.shape == (0, 12)
 
 

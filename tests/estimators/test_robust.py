@@ -81,10 +81,10 @@ def test_outliers_as_large_as_the_data_are_found():
     assert error(fit(X), X, L) < 1e-8
 
 
-@pytest.mark.filterwarnings("ignore:method 'least-squares'")
+@pytest.mark.filterwarnings("ignore:solver 'least-squares'")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"method": "threshold"}, {"method": "least-squares"}, {"r": None, "max_components": 20}],
+    [{}, {"solver": "threshold"}, {"solver": "least-squares"}, {"r": None, "max_components": 20}],
 )
 def test_missing_values_are_filled_in(options):
     X, L, _ = draw()
@@ -161,7 +161,7 @@ def test_the_default_center_survives_outliers_on_one_side():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "tol"), [(0.0, 1e-9), (0.05, 1e-6), (0.05, 0.0)])
-@pytest.mark.filterwarnings("ignore:method 'threshold'")
+@pytest.mark.filterwarnings("ignore:solver 'threshold'")
 def test_small_outliers_of_new_rows_are_found(share, tol):
     X, L, bad = draw(share=share)
     new, fitted = slice(150, 200), slice(0, 150)
@@ -254,23 +254,23 @@ def test_constant_features_change_nothing():
     assert pca.split(Y).sparse[3, 22] == pytest.approx(9.0)
 
 
-@pytest.mark.filterwarnings("ignore:method 'least-squares'")
+@pytest.mark.filterwarnings("ignore:solver 'least-squares'")
 def test_the_rank_by_least_squares_does_not_depend_on_how_long_they_go_on():
     for seed in range(2):
         X, _, _ = draw(150, 30, r=3, noise=0.05, size=20.0, seed=seed)
         for max_rounds in (25, 200):
-            options = {"method": "least-squares", "max_rounds": max_rounds, "random_state": 0}
+            options = {"solver": "least-squares", "max_rounds": max_rounds, "random_state": 0}
             assert RobustPCA(max_components=6, **options).fit(X).n_components_ == 3
 
 
-@pytest.mark.filterwarnings("ignore:method 'least-squares'")
+@pytest.mark.filterwarnings("ignore:solver 'least-squares'")
 @pytest.mark.filterwarnings("ignore:most entries of")
 @pytest.mark.filterwarnings("ignore:more than 40%")
 @pytest.mark.parametrize("method", ["auto", "threshold", "least-squares"])
 @pytest.mark.parametrize(("n", "d", "r"), [(5, 50, 5), (2, 5, 2), (5, 5, 5)])
 def test_as_many_components_as_rows_are_an_end_and_no_error(n, d, r, method):
     X = np.random.default_rng(0).normal(size=(n, d))
-    pca = RobustPCA(r, method=method, random_state=0).fit(X)
+    pca = RobustPCA(r, solver=method, random_state=0).fit(X)
     assert np.isfinite(pca.components_).all()
     assert pca.explained_variance_[-1] < 1e-6 * max(pca.explained_variance_[0], 1.0)
 
@@ -327,12 +327,12 @@ def test_tables_that_are_mostly_zero_have_a_size():
     assert np.allclose(pca.explained_variance_, plain.explained_variance_, rtol=0.2)
 
 
-@pytest.mark.filterwarnings("ignore:method")
+@pytest.mark.filterwarnings("ignore:solver")
 @every_method
 def test_rows_without_any_value_have_no_say(method):
     X, _ = near_a_plane()
     empty = np.full((400, 20), np.nan)
-    options = {"method": method, "max_rounds": 60, "random_state": 0}
+    options = {"solver": method, "max_rounds": 60, "random_state": 0}
     plain = RobustPCA(2, **options).fit([X[:200], X[200:]])
     for parts in ([X[:200], X[200:], empty], [np.vstack([empty[:90], X[:200], empty]), X[200:]]):
         pca = RobustPCA(2, **options).fit(parts)
@@ -381,7 +381,7 @@ def test_a_component_that_is_one_feature_is_no_outlier_of_small_rows():
     assert error(pca, X, L) < 1e-7
 
 
-@pytest.mark.filterwarnings("ignore:method")
+@pytest.mark.filterwarnings("ignore:solver")
 @pytest.mark.filterwarnings("ignore:more than 40%")
 @pytest.mark.parametrize(
     ("method", "unit"), every_other(METHODS, [2.0**-100, 2.0**-40, 2.0**-12, 2.0**32])
@@ -390,7 +390,7 @@ def test_the_unit_of_the_rows_changes_nothing(unit, method):
     # powers of 16: bins that a site does not divide span four octaves, and the center is a median
     X, _, _ = draw(120, 20, r=2)
     for rows, r in ((X, 2), (X[:2], 1)):
-        options = {"method": method, "max_rounds": 60, "random_state": 0}
+        options = {"solver": method, "max_rounds": 60, "random_state": 0}
         plain = RobustPCA(r, **options).fit(rows)
         pca = RobustPCA(r, **options).fit(rows * unit)
         assert sine_of_angle(pca.components_.T, plain.components_.T) < 1e-6
@@ -497,35 +497,35 @@ def test_any_partition_of_the_rows_gives_the_low_rank_part(data):
     assert error(pca, X + offset, L + offset) < 1e-7
 
 
-@pytest.mark.filterwarnings("ignore:method 'least-squares'")
+@pytest.mark.filterwarnings("ignore:solver 'least-squares'")
 def test_least_squares_move_the_center_and_tell_the_noise():
     X, L, _ = draw(300, 40, r=3, noise=0.05)
-    pca = RobustPCA(3, method="least-squares", random_state=0).fit(np.array_split(X + 7, 5))
+    pca = RobustPCA(3, solver="least-squares", random_state=0).fit(np.array_split(X + 7, 5))
     assert error(pca, X + 7, L + 7) < 3e-3
     assert np.allclose(pca.mean_, (L + 7).mean(axis=0), atol=0.02)
     assert pca.noise_variance_ == pytest.approx(0.05**2, rel=0.2)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:method 'least-squares'")
-@pytest.mark.filterwarnings("ignore:method 'dcf'")
+@pytest.mark.filterwarnings("ignore:solver 'least-squares'")
+@pytest.mark.filterwarnings("ignore:solver 'dcf'")
 @every_method
 def test_every_method_comes_near(method):
     X, L, _ = draw(120, r=6)
-    pca = fit(X, 6, method=method)
+    pca = fit(X, 6, solver=method)
     assert error(pca, X, L) < (0.05 if method == "dcf" else 1e-8)
     assert pca.run_.solver == ("threshold" if method == "auto" else method)
     if method != "threshold":  # which needs to know the rank, and "auto" finds it
-        assert fit(X, None, max_components=9, method=method).n_components_ == 6
+        assert fit(X, None, max_components=9, solver=method).n_components_ == 6
 
 
-@pytest.mark.filterwarnings("ignore:method 'dcf'")
-@pytest.mark.filterwarnings("ignore:method 'least-squares'")
+@pytest.mark.filterwarnings("ignore:solver 'dcf'")
+@pytest.mark.filterwarnings("ignore:solver 'least-squares'")
 @every_method
 def test_the_result_does_not_depend_on_the_order_of_sites(method):
     X, _, _ = draw(80, r=3)
     sites = dict(zip("abcd", np.array_split(X, 4), strict=True))
-    options = {"method": method, "center": "none", "random_state": 0, "max_rounds": 60}
+    options = {"solver": method, "center": "none", "random_state": 0, "max_rounds": 60}
     one = RobustPCA(3, **options).fit(sites)
     other = RobustPCA(3, **options).fit({name: sites[name] for name in "cadb"})
     assert sine_of_angle(one.components_.T, other.components_.T) < 1e-8
@@ -596,7 +596,7 @@ def test_same_seed_gives_the_same_bits_on_encoded_messages(method):
     sites = dict(zip("abc", np.array_split(X, 3), strict=True))
 
     def run(fed):
-        options = {"method": method, "random_state": 3, "max_rounds": 20, "tol": 1e-6}
+        options = {"solver": method, "random_state": 3, "max_rounds": 20, "tol": 1e-6}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return RobustPCA(2, **options).fit(fed)
@@ -611,7 +611,7 @@ def test_same_seed_gives_the_same_bits_on_encoded_messages(method):
 def test_a_killed_fit_goes_on_from_its_journal_with_the_same_bits(method, tmp_path):
     X, _, _ = draw(60, r=2)
     sites = dict(zip("abc", np.array_split(X, 3), strict=True))
-    options = {"method": method, "random_state": 0, "max_rounds": 12, "tol": 1e-4}
+    options = {"solver": method, "random_state": 0, "max_rounds": 12, "tol": 1e-4}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole = RobustPCA(2, **options).fit(Federation.local(sites))
@@ -693,7 +693,7 @@ def test_a_run_is_not_resumed_without_the_sites_memory(at, tmp_path):
 
 @every_method
 def test_rows_without_variance_end_at_once(method):
-    pca = RobustPCA(2, method=method).fit([np.full((9, 5), 3.0), np.full((4, 5), 3.0)])
+    pca = RobustPCA(2, solver=method).fit([np.full((9, 5), 3.0), np.full((4, 5), 3.0)])
     assert np.allclose(pca.explained_variance_, 0)
     assert np.allclose(pca.mean_, 3)
 
@@ -735,7 +735,7 @@ def test_bad_input_is_refused_with_the_way_out():
         with pytest.raises(InputError, match="pass either the rank or a bound on it, but not both"):
             RobustPCA(**ranks).fit(X)
     with pytest.raises(InputError, match="'threshold' requires n_components"):
-        RobustPCA(max_components=3, method="threshold").fit(X)
+        RobustPCA(max_components=3, solver="threshold").fit(X)
     with pytest.raises(InputError, match="n_components=9 exceeds the 8 features; use at most 8"):
         RobustPCA(9).fit(X)
     with pytest.raises(InputError, match="infinite values; use NaN for missing values"):
@@ -754,7 +754,7 @@ def test_bad_input_is_refused_with_the_way_out():
         RobustPCA(2).fit({"a": X[:1], "b": X[:0]})
     with pytest.raises(InputError, match="fit_transform takes a single table"):
         RobustPCA(2).fit_transform([X, X])
-    for bad in ({"center": "mode"}, {"method": "alm"}):
+    for bad in ({"center": "mode"}, {"solver": "alm"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             RobustPCA(2, **bad).fit(X)
     with pytest.raises(
@@ -811,13 +811,13 @@ def test_rounds_that_do_not_suffice_are_told_with_what_ran(method):
     X, _, _ = draw(40, 8, r=2)
     ranks = {"max_components": 3} if method == "auto" else {"n_components": 2}
     ran = {"auto": "least-squares, threshold"}.get(method, method)
-    with pytest.warns(ConvergenceWarning, match=f"method '{ran}' stopped at max_rounds=1 "):
-        pca = RobustPCA(**ranks, method=method, max_rounds=1, random_state=0).fit(X)
+    with pytest.warns(ConvergenceWarning, match=f"solver '{ran}' stopped at max_rounds=1 "):
+        pca = RobustPCA(**ranks, solver=method, max_rounds=1, random_state=0).fit(X)
     assert pca.run_.solver == ran
     assert pca.run_.solver_rounds == (2 if method == "auto" else 1)
 
 
-@pytest.mark.filterwarnings("ignore:method")
+@pytest.mark.filterwarnings("ignore:solver")
 @pytest.mark.filterwarnings("ignore:more than 40%")
 @pytest.mark.filterwarnings("ignore:most entries of")
 @parametrize_with_checks([RobustPCA(1)])
@@ -839,7 +839,7 @@ def rows_off_together(share, seed=0, n=400, d=20):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:method")  # with such rows, one fit may need more rounds
+@pytest.mark.filterwarnings("ignore:solver")  # with such rows, one fit may need more rounds
 @pytest.mark.parametrize(("share", "seed"), every_other([0.12, 0.2, 0.4], [0, 1]))
 def test_rows_that_are_off_together_are_left_out(share, seed):
     X, U, is_off = rows_off_together(share, seed)

@@ -68,17 +68,17 @@ def test_solvers_are_searched_over_like_any_parameter():
 
 @pytest.mark.filterwarnings("ignore:misalignment_")
 def test_methods_of_the_other_estimators_are_values_too(tmp_path):
-    personal = PersonalizedPCA(1, 1, method=Stiefel(retraction="qr"), max_rounds=5)
+    personal = PersonalizedPCA(1, 1, solver=Stiefel(retraction="qr"), max_rounds=5)
     with pytest.warns(ConvergenceWarning, match="max_rounds=5"):
         personal.fit(SITES)
     personal.save(tmp_path / "p")
-    assert load(tmp_path / "p").method == Stiefel(retraction="qr")
-    robust = RobustPCA(2, method=Dcf(local_steps=3), max_rounds=5, random_state=0)
+    assert load(tmp_path / "p").solver == Stiefel(retraction="qr")
+    robust = RobustPCA(2, solver=Dcf(local_steps=3), max_rounds=5, random_state=0)
     with pytest.warns(ConvergenceWarning, match="max_rounds=5"):
         robust.fit(SITES)
     robust.save(tmp_path / "r")
-    assert load(tmp_path / "r").method == Dcf(local_steps=3)
-    assert clone(robust).method == Dcf(local_steps=3)
+    assert load(tmp_path / "r").solver == Dcf(local_steps=3)
+    assert clone(robust).solver == Dcf(local_steps=3)
 
 
 @pytest.mark.parametrize(

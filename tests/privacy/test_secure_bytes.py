@@ -23,7 +23,7 @@ MAX_ENVELOPE_BYTES = 256  # of a message about sizes
 FEDERATED = {
     "covariance": {"count_and_sum": 1, "covariance_triangle": 1},
     "lanczos": {"count_and_sum": 1, "standardize": 1},
-    "power": {"count_and_sum": 1, "standardize": 1},
+    "subspace-iteration": {"count_and_sum": 1, "standardize": 1},
     "local-power": {"count_and_sum": 1, "standardize": 1},
     "faps": {"count_and_sum": 1, "standardize": 1},
 }
@@ -42,20 +42,20 @@ ASKED = {
     ),
     "personalized power": (PersonalizedPCA(2, 1), {**BEGIN, "basis_product": 1}),
     "personalized stiefel": (
-        PersonalizedPCA(2, 1, method="stiefel"),
+        PersonalizedPCA(2, 1, solver="stiefel"),
         {**BEGIN, "basis_product": 1, "prepare_steps": 1, "stiefel_step": 1},
     ),
     "personalized polar": (
-        PersonalizedPCA(2, 1, method="polar"),
+        PersonalizedPCA(2, 1, solver="polar"),
         {**BEGIN, "basis_product": 1, "prepare_steps": 1, "polar_step": 1},
     ),
     "robust": (RobustPCA(K), {**ROBUST, "hard_round": 1, "soft_round": 1}),
-    "robust threshold": (RobustPCA(K, method="threshold"), {**ROBUST, "hard_round": 1}),
+    "robust threshold": (RobustPCA(K, solver="threshold"), {**ROBUST, "hard_round": 1}),
     "robust least-squares": (
-        RobustPCA(K, method="least-squares"),
+        RobustPCA(K, solver="least-squares"),
         {**ROBUST, "soft_round": 1},
     ),
-    "robust dcf": (RobustPCA(K, method="dcf"), {**ROBUST, "gradient_round": 1}),
+    "robust dcf": (RobustPCA(K, solver="dcf"), {**ROBUST, "gradient_round": 1}),
     "robust rank": (
         RobustPCA(max_components=K + 1),
         {**ROBUST, "soft_round": 1, "hard_round": 1, "residual_product": 1},

@@ -21,7 +21,7 @@ from fedpca.protocol.question import _REGISTRY, question
 from fedpca.testing import ScriptedEngine
 from support import asks_for_size, every_other, first_of, gapped_rows, low_rank_rows
 
-SOLVERS = ("covariance", "lanczos", "power", "local-power", "faps", "auto")
+SOLVERS = ("covariance", "lanczos", "subspace-iteration", "local-power", "faps", "auto")
 STRICT = Policy(require=("secure",))
 K = 3
 LEFT_OUT = {"explained_energy", "site_energies"}  # gathered questions about rows
@@ -152,12 +152,12 @@ def test_the_number_of_components_is_found_under_masks(k, solver):
 ROBUST = partial(RobustPCA, random_state=0)
 OTHERS = {
     "personalized power": PersonalizedPCA(2, 1, random_state=0),
-    "personalized stiefel": PersonalizedPCA(2, 1, method="stiefel", random_state=0),
-    "personalized polar": PersonalizedPCA(2, 1, method="polar", random_state=0),
+    "personalized stiefel": PersonalizedPCA(2, 1, solver="stiefel", random_state=0),
+    "personalized polar": PersonalizedPCA(2, 1, solver="polar", random_state=0),
     "robust auto": ROBUST(2),
-    "robust threshold": ROBUST(2, method="threshold"),
-    "robust least-squares": ROBUST(2, method="least-squares"),
-    "robust dcf": ROBUST(2, method="dcf", max_rounds=30),
+    "robust threshold": ROBUST(2, solver="threshold"),
+    "robust least-squares": ROBUST(2, solver="least-squares"),
+    "robust dcf": ROBUST(2, solver="dcf", max_rounds=30),
     "robust up to 4": ROBUST(max_components=4),
 }
 

@@ -30,6 +30,11 @@ def test_a_question_of_another_package_is_told_by_its_name_in_words():
     assert count_the_sheep.doing == "answering 'count the sheep'"
 
 
+def test_a_question_says_what_a_site_does_in_known_words():
+    with pytest.raises(ValueError, match="work='guess' must be one of , scatter"):
+        question(answers={"n": "int64"}, work="guess")(lambda site: {"n": np.int64(0)})
+
+
 @pytest.mark.parametrize(
     "estimator",
     [FederatedPCA(2), PersonalizedPCA(1, 1), RobustPCA(2)],

@@ -232,14 +232,14 @@ def test_outliers_of_sites_are_drawn(robust):
 
 def test_a_leak_curve_is_that_of_the_most_exposed_site():
     found = [
-        Exposure("power", listener, site, "products", number, error, 0.0)
+        Exposure("subspace-iteration", listener, site, "products", number, error, 0.0)
         for listener, factor in (("seen", 1e-9), ("summed", 1.0))
         for site, times in (("north", 1.0), ("south", 0.5))
         for number, error in ((1, factor * times), (2, factor * times / 4))
     ]
     drawn = LeakDisplay.from_leakage(Leakage(tuple(found), {"north": 0.4, "south": 0.3}))
-    assert drawn.curves["seen"]["power"] == [(1, 0.5e-9), (2, 0.125e-9)]
-    assert drawn.curves["summed"]["power"] == [(1, 0.5), (2, 0.125)]
+    assert drawn.curves["seen"]["subspace-iteration"] == [(1, 0.5e-9), (2, 0.125e-9)]
+    assert drawn.curves["summed"]["subspace-iteration"] == [(1, 0.5), (2, 0.125)]
     assert drawn.guess == 0.3
     for each in drawn.axes_:
         assert list(each.get_lines()[-1].get_ydata()) == [0.3, 0.3]
@@ -310,7 +310,7 @@ def model_file(tmp_path_factory):
     np.savetxt(folder / "x.csv", ROWS, delimiter=",", header=",".join(NAMES), comments="")
     run("fit", folder / "x.csv", "-k", 3, "-o", folder / "m.fedpca")
     run("summarize", folder / "x.csv", "-k", 3, "-o", folder / "x.summary")
-    run("fit", folder / "x.csv", "-k", 2, "--method", "robust", "-o", folder / "parts.fedpca")
+    run("fit", folder / "x.csv", "-k", 2, "--kind", "robust", "-o", folder / "parts.fedpca")
     return folder / "m.fedpca"
 
 

@@ -130,7 +130,7 @@ def test_fitting_files_equals_fitting_arrays(suffix, tmp_path):
 def test_columns_are_matched_by_name_whatever_their_order():
     turned = {"north": pd.DataFrame(X[:20], columns=NAMES), "south": pl.DataFrame(X[20:], NAMES)}
     turned["south"] = turned["south"].select(["c", "a", "d", "b"])
-    for solver in ("covariance", "lanczos", "power"):
+    for solver in ("covariance", "lanczos", "subspace-iteration"):
         for scale in (False, True):
             model = FederatedPCA(
                 2, solver=solver, scale=scale, random_state=0, max_rounds=5000

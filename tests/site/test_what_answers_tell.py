@@ -124,7 +124,7 @@ def structures(draw, *, n_gapped=0, n_flags=0, times=((0, 1),)):
 
 EXACT = [pca(missing=missing) for missing in ("mean", "mean", "drop", "error")]
 EXACT += [pca("lanczos", None, missing=missing, scale=True) for missing in ("mean", "drop")]
-WITHOUT_NOISE = [private(), private("power")]
+WITHOUT_NOISE = [private(), private("subspace-iteration")]
 BOTH, CHANGING = ((0, 1),), ((0, 1), (0,), (1,))
 
 

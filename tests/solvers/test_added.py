@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from fedpca import FederatedPCA, Federation, Policy, Site, load
+from fedpca import FederatedPCA, Federation, Policy, Site, load, plan
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.solvers import SOLVERS, catalogue
 from fedpca.testing import check_solver
 from processes import Processes, install_example_solver
-from support import gapped_rows
+from support import fitted_quietly, gapped_rows
 
 RNG = np.random.default_rng(0)
 SITES = {name: gapped_rows(RNG, 60, 7, 3, offset=i) for i, name in enumerate(("north", "south"))}
@@ -54,6 +54,16 @@ def test_an_added_solver_is_taken_by_name_and_by_value(momentum, tmp_path):
     by_value.save(tmp_path / "m")
     assert load(tmp_path / "m").solver == momentum()
     assert clone(by_value).solver == momentum()
+
+
+def test_an_added_solver_is_planned_like_any_other(momentum):
+    sites = Federation.local(SITES)
+    run = fitted_quietly(FederatedPCA(3, solver=momentum(), max_rounds=4), sites).run_
+    sizes = {name: len(rows) for name, rows in SITES.items()}
+    options = {"solvers": ["momentum"], "max_rounds": 4, "flops": 1e10, "read_rate": 1e9}
+    planned = plan(sizes, 7, 3, **options)["momentum"]
+    assert planned.is_counted
+    assert (planned.bytes_up, planned.bytes_down) == (run.bytes_up, run.bytes_down)
 
 
 def test_a_solver_of_another_package_is_refused_unless_the_policy_allows_it(momentum):

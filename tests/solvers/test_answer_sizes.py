@@ -24,10 +24,10 @@ MODELS = {
         for name in SOLVERS
     },
     **{
-        f"personalized {name}": lambda m=name: PersonalizedPCA(2, 1, method=m, random_state=0)
+        f"personalized {name}": lambda m=name: PersonalizedPCA(2, 1, solver=m, random_state=0)
         for name in PERSONALIZED
     },
-    **{f"robust {name}": lambda m=name: RobustPCA(2, method=m) for name in ROBUST},
+    **{f"robust {name}": lambda m=name: RobustPCA(2, solver=m) for name in ROBUST},
 }
 
 

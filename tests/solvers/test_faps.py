@@ -177,14 +177,14 @@ def rounds_of(solver, sites, seed, **options):
 
 @pytest.mark.slow
 def test_faps_takes_less_than_half_the_rounds_of_plain_iteration_on_like_sites():
-    runs = {"faps": [], "power": [], "local-power": []}
+    runs = {"faps": [], "subspace-iteration": [], "local-power": []}
     for seed in range(5):
         sites = decaying_sites(seed, [900] * 8)
         for solver, found in runs.items():
             found.append(rounds_of(solver, sites, seed))
     rounds = {solver: np.median([r.solver_rounds for r in found]) for solver, found in runs.items()}
-    assert rounds["faps"] <= rounds["power"] / 2
-    assert rounds["local-power"] <= rounds["power"] * 0.9
+    assert rounds["faps"] <= rounds["subspace-iteration"] / 2
+    assert rounds["local-power"] <= rounds["subspace-iteration"] * 0.9
     assert not any(run.advice for run in runs["faps"])
 
 
@@ -252,9 +252,9 @@ def fitted_to_unlike_sites():
 @pytest.mark.slow
 def test_run_says_where_sites_are_so_unlike_that_faps_loses(fitted_to_unlike_sites, tmp_path):
     ours, _ = fitted_to_unlike_sites
-    plain = FederatedPCA(3, solver="power", **UNLIKE).fit(unlike_sites())
+    plain = FederatedPCA(3, solver="subspace-iteration", **UNLIKE).fit(unlike_sites())
     assert "the sites differ so much that their penalties grew" in ours.run_.advice
-    assert "'power' would probably take fewer" in ours.run_.advice
+    assert "'subspace-iteration' would probably take fewer" in ours.run_.advice
     assert plain.run_.solver_rounds < ours.run_.solver_rounds
     assert not plain.run_.advice
     assert sine_of_angle(plain.components_.T, ours.components_.T) < 1e-3
@@ -268,7 +268,7 @@ def test_run_says_where_the_spectrum_falls_so_fast_that_faps_loses():
     rng = np.random.default_rng(6)
     X = rng.standard_normal((600, 12)) * ([10, 9, 8] + [0.5] * 9)
     ours = FederatedPCA(3, solver="faps", random_state=0).fit(np.array_split(X, 4))
-    plain = FederatedPCA(3, solver="power", random_state=0).fit(np.array_split(X, 4))
+    plain = FederatedPCA(3, solver="subspace-iteration", random_state=0).fit(np.array_split(X, 4))
     words = ours.run_.advice.split()
     assert words[:2] == ["faps", "took"]
     at_most = int(words[words.index("about") + 1].rstrip(","))
@@ -370,7 +370,7 @@ def test_max_rounds_ends_a_search_that_must_look_further():
 def test_one_local_power_step_is_subspace_iteration():
     sites = np.array_split(gapped_rows(np.random.default_rng(9), 90, 7, 2), 3)
     local = FederatedPCA(2, solver=LocalPower(local_steps=1), random_state=0).fit(sites)
-    plain = FederatedPCA(2, solver="power", random_state=0).fit(sites)
+    plain = FederatedPCA(2, solver="subspace-iteration", random_state=0).fit(sites)
     assert local.components_.tobytes() == plain.components_.tobytes()
     assert local.run_.solver_rounds == plain.run_.solver_rounds
 

@@ -44,7 +44,7 @@ FITS = {
     ),
     **{
         f"personalized {name}": partial(
-            PersonalizedPCA, 1, 1, method=name, random_state=0, max_rounds=3000
+            PersonalizedPCA, 1, 1, solver=name, random_state=0, max_rounds=3000
         )
         for name in PERSONALIZED
     },
@@ -53,7 +53,7 @@ FITS = {
         f"robust {name}": partial(
             RobustPCA,
             **({"n_components": 2} if solver.needs_rank else {"max_components": 3}),
-            method=name,
+            solver=name,
             random_state=0,
             max_rounds=3000,
             **({"tol": SLOW_TOL} if name in SLOW else {}),
@@ -62,7 +62,7 @@ FITS = {
     },
 }
 SHOWN_WITH = {
-    **dict.fromkeys(("power", "local-power", "faps", "objective"), "lanczos"),
+    **dict.fromkeys(("subspace-iteration", "local-power", "faps", "objective"), "lanczos"),
     **{f"personalized {name}": "personalized power" for name in PERSONALIZED},
     "personalized gather": "personalized power",
     **{f"robust {name}": "robust auto" for name in ROBUST},

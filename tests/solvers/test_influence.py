@@ -156,7 +156,7 @@ def test_weights_count_in_place_of_rows(method, weights):
     rng = np.random.default_rng(1)
     large, small = rng.standard_normal((3000, 5)), 3.2 * rng.standard_normal((30, 5))
     rows = {"large": large * [9, 2, 1, 1, 1], "small": small * [9, 1, 2, 1, 1]}
-    model = PersonalizedPCA(1, 1, method=method, weights=weights, random_state=0, tol=1e-4)
+    model = PersonalizedPCA(1, 1, solver=method, weights=weights, random_state=0, tol=1e-4)
     influence = model.fit(rows).run_.influence
     assert influence["small"]["rows"] == pytest.approx(30 / 3030)
     # weights that are row counts are not told twice
@@ -166,12 +166,12 @@ def test_weights_count_in_place_of_rows(method, weights):
 
 
 @pytest.mark.parametrize("method", ROBUST)
-@pytest.mark.filterwarnings("ignore:method")
+@pytest.mark.filterwarnings("ignore:solver")
 @pytest.mark.filterwarnings("ignore:no rank")
 def test_a_robust_fit_tells_shares_of_the_variance_along_its_components(method):
     X = low_rank_rows(90, 12, 2, share=0.02)[0]
     ranks = {"n_components": 2} if ROBUST[method].needs_rank else {"max_components": 2}
-    model = RobustPCA(**ranks, method=method, random_state=0, max_rounds=50)
+    model = RobustPCA(**ranks, solver=method, random_state=0, max_rounds=50)
     shares = model.fit(dict(zip("abc", np.split(X, [20, 50]), strict=True))).run_.influence.values()
     for kind in ("rows", "variance"):
         assert sum(share[kind] for share in shares) == pytest.approx(1.0)

@@ -212,7 +212,11 @@ def test_a_site_without_a_guard_bounds_what_other_blocks_make_of_a_row(no_noise)
 
 
 def test_all_releases_together_spend_the_promise():
-    for solver, n_products in (("covariance", 5), ("power", 3), ("power", 1)):
+    for solver, n_products in (
+        ("covariance", 5),
+        ("subspace-iteration", 3),
+        ("subspace-iteration", 1),
+    ):
         model = quietly(private(solver=solver, n_products=n_products), parts_of(rows_of()))
         privacy = model.run_.privacy
         assert privacy["mu"] == pytest.approx(mu_of(1.0, 1e-6), rel=1e-12)
@@ -414,7 +418,7 @@ def test_zero_noise_equals_no_privacy_to_the_bit_on_the_grid(center, n_sites, k)
     assert model.run_.privacy["epsilon"] == math.inf
 
 
-@pytest.mark.parametrize("solver", ["covariance", "power"])
+@pytest.mark.parametrize("solver", ["covariance", "subspace-iteration"])
 def test_zero_noise_equals_no_privacy_for_ordinary_rows(solver):
     X = rows_of(offset=3.0)
     model = private(
@@ -427,7 +431,7 @@ def test_zero_noise_equals_no_privacy_for_ordinary_rows(solver):
     np.testing.assert_allclose(model.noise_variance_, exact.noise_variance_, rtol=1e-4)
 
 
-@pytest.mark.parametrize("solver", ["covariance", "power"])
+@pytest.mark.parametrize("solver", ["covariance", "subspace-iteration"])
 def test_a_private_fit_is_near_the_exact_one(solver, repeatable):
     X = rows_of(40_000, 8)
     model = private(solver=solver, epsilon=2.0).fit(parts_of(X))
@@ -443,7 +447,9 @@ def test_a_private_fit_is_near_the_exact_one(solver, repeatable):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "solver"),
-    every_other([(20, 1.0, 0.5), (20, 10.0, 2.2), (50, 4.0, 1.0)], ["covariance", "power"]),
+    every_other(
+        [(20, 1.0, 0.5), (20, 10.0, 2.2), (50, 4.0, 1.0)], ["covariance", "subspace-iteration"]
+    ),
 )
 def test_the_stated_angle_holds_in_95_of_100_fits(solver, given, repeatable):
     d, epsilon, rest = given
@@ -465,7 +471,9 @@ def test_ranks_follow_from_noisy_sums_alone(repeatable):
     for n_found, seed in ((1, 0), (2, 3)):
         X = rows_of(40_000, 8, seed)
         assert len(FederatedPCA("auto").fit(X).components_) == n_found
-        for solver in ("covariance", "power")[:n_found]:  # products tell nothing about columns
+        for solver in ("covariance", "subspace-iteration")[
+            :n_found
+        ]:  # products tell nothing about columns
             model = quietly(private("auto", epsilon=4.0, solver=solver), parts_of(X))
             assert len(model.components_) == n_found
     share = private(0.8, epsilon=4.0).fit(parts_of(X))
@@ -475,7 +483,7 @@ def test_ranks_follow_from_noisy_sums_alone(repeatable):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("solver", ["covariance", "power"])
+@pytest.mark.parametrize("solver", ["covariance", "subspace-iteration"])
 @pytest.mark.parametrize("n", [0, 200, 3000])
 def test_noise_alone_rarely_stands_out(solver, n, repeatable):
     """Neither that in the scatter nor that in the mean, of which a wrong mean makes a component."""
@@ -598,7 +606,7 @@ class Crash(BaseException):
     """A killed process, which nothing catches."""
 
 
-@pytest.mark.parametrize("solver", ["covariance", "power"])
+@pytest.mark.parametrize("solver", ["covariance", "subspace-iteration"])
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_resumed_run_gives_the_same_bits_and_asks_nothing_again(solver, secure, tmp_path):
     journal, parts = tmp_path / "journal", parts_of(rows_of(600))
@@ -658,7 +666,7 @@ def guarded(parts, policy):
     return [Site(rows, name=name, policy=policy) for name, rows in parts.items()]
 
 
-@pytest.mark.parametrize("solver", ["auto", "covariance", "power"])
+@pytest.mark.parametrize("solver", ["auto", "covariance", "subspace-iteration"])
 @pytest.mark.parametrize("policy", [Policy(), Policy(require=("secure",), min_rows=5)])
 def test_guarded_sites_admit_private_runs(solver, policy):
     fed = Federation.local(guarded(parts_of(rows_of()), policy), secure=True)
@@ -703,7 +711,7 @@ def test_hostile_promises_are_refused_in_clear_words():
             assert "see the site's log" not in reply.header["text"]
 
 
-@pytest.mark.parametrize("solver", ["covariance", "power"])
+@pytest.mark.parametrize("solver", ["covariance", "subspace-iteration"])
 def test_a_guarded_site_answers_nothing_but_the_honest_question(solver):
     requests, replies = [], []
 

@@ -151,7 +151,7 @@ def test_a_round_of_dcf_is_that_of_the_paper(step, K):
         assert np.allclose(answer["VV"], sum(v.T @ v for v in V), rtol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:method 'dcf'")
+@pytest.mark.filterwarnings("ignore:solver 'dcf'")
 def test_a_step_of_dcf_decays_and_the_number_of_local_steps_counts(monkeypatch):
     asked = []
     plain = Federation.sum
@@ -164,7 +164,7 @@ def test_a_step_of_dcf_decays_and_the_number_of_local_steps_counts(monkeypatch):
     monkeypatch.setattr(Federation, "sum", watched)
     X, _, _ = low_rank_rows(40, 8, r=2)
     for step in (1e-3, None):
-        RobustPCA(2, method=Dcf(step=step, local_steps=3), max_rounds=4, random_state=0).fit(X)
+        RobustPCA(2, solver=Dcf(step=step, local_steps=3), max_rounds=4, random_state=0).fit(X)
     expected = [(1e-3 / np.sqrt(1 + t), 3) for t in range(4)] + [(0.0, 3)] * 4
     assert np.allclose(asked, expected)
 

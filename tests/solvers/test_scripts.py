@@ -62,13 +62,13 @@ def assert_same_run(solver, rows, k=2, policy=None, options=None, **parameters):
 @pytest.mark.parametrize("k", [2, 0.9, "auto", "mp", "gap", None])
 @pytest.mark.parametrize("wide", [False, True])
 def test_honest_runs_pass_under_the_strictest_policy(solver, k, wide):
-    if wide and k is None and solver in ("faps", "local-power", "power"):
+    if wide and k is None and solver in ("faps", "local-power", "subspace-iteration"):
         pytest.skip("takes thousands of rounds")
     assert_same_run(solver, tables(wide=wide), k)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("solver", first_of(["lanczos", "covariance", "power"]))
+@pytest.mark.parametrize("solver", first_of(["lanczos", "covariance", "subspace-iteration"]))
 def test_a_second_look_at_flipped_rows_passes(solver):
     rng = np.random.default_rng(0)
     X = gapped_rows(rng, 90, 700, 15, scale=10.0)  # products are cheaper than triangles
@@ -188,9 +188,10 @@ def oracle_of(solver, k, parameters):
     """What an honest run of a plan may ask, where the few rows of the tests do not show it."""
     runs = [record(solver, k, seed, **parameters) for seed in range(3)]
     looks = 1 + math.ceil(math.log2(D))  # each with twice as many directions, up to all of them
-    columns = 3 if "power" in solver else 2  # three look for a larger eigenvalue outside the block
+    certifies = solver in ("subspace-iteration", "local-power")
+    columns = 3 if certifies else 2  # three look for a larger eigenvalue outside the block
     most = {"draw_signs": looks, "flipped_triangles": looks, "flipped_product": 20 * looks}
-    if "power" in solver:
+    if certifies:
         most["covariance_product"] = 41 * MAX_ROUNDS
     oracle = Oracle(runs, columns if isinstance(k, int) else D, most)
     follows = oracle.follows
@@ -329,7 +330,7 @@ def test_nothing_but_the_honest_question_is_answered_at_any_point(solver, k, par
         assert_refused(site, again, "out of turn", "as often as the plan allows")
 
 
-@pytest.mark.parametrize("solver", ["lanczos", "power", "faps", "local-power"])
+@pytest.mark.parametrize("solver", ["lanczos", "subspace-iteration", "faps", "local-power"])
 def test_a_loop_ends_when_the_plan_says_so(solver):
     transcript = record(solver, 2)
     name = max(set(transcript.names), key=transcript.names.count)
@@ -342,7 +343,8 @@ def test_a_loop_ends_when_the_plan_says_so(solver):
     while "error" not in (reply := site.answer(changed(request, round=at + times))).header:
         times += 1
     with_certificate = 41 * MAX_ROUNDS  # 40 rounds look for a larger eigenvalue outside the block
-    assert times == script.most[name] == (with_certificate if "power" in solver else MAX_ROUNDS)
+    certifies = solver in ("subspace-iteration", "local-power")
+    assert times == script.most[name] == (with_certificate if certifies else MAX_ROUNDS)
     assert f"has been asked {times} times" in reply.header["text"]
 
 
@@ -601,9 +603,6 @@ def test_a_plan_that_the_site_cannot_follow_is_refused_by_name(plan, text):
 def test_a_solver_without_a_script_is_refused(monkeypatch):
     class Plain:
         name, guarantee, seen = "plain", "exact", ()
-
-        def bytes_per_site(self, n, d, k):
-            return 1
 
         def solve(self, fed, problem):
             raise AssertionError

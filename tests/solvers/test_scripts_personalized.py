@@ -33,13 +33,13 @@ def rows_by_site(n=40, d=8, n_sites=3):
 
 CASES = {
     "power": {},
-    "stiefel": {"method": "stiefel"},
-    "polar with options": {"method": Polar(step=0.01, retraction="qr"), "max_rounds": 40},
-    "stiefel by qr": {"method": Stiefel(retraction="qr")},
+    "stiefel": {"solver": "stiefel"},
+    "polar with options": {"solver": Polar(step=0.01, retraction="qr"), "max_rounds": 40},
+    "stiefel by qr": {"solver": Stiefel(retraction="qr")},
     "one start": {"n_init": 1},
     "from the average": {"start": "average"},
     "from random directions": {"start": "random"},
-    "random steps": {"start": "random", "method": "stiefel"},
+    "random steps": {"start": "random", "solver": "stiefel"},
     "no shared": {"n_shared": 0},
     "no local": {"n_local": 0},
     "ranks by site": {"n_local": {"west": 2, "south": 0, "north": 1}},

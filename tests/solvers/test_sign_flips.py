@@ -116,7 +116,9 @@ def test_rounding_beside_exact_components_is_no_component(solver):
     assert model.n_components_ <= 2
 
 
-@pytest.mark.parametrize("solver", ["lanczos", "covariance", "power", "local-power", "tsqr"])
+@pytest.mark.parametrize(
+    "solver", ["lanczos", "covariance", "subspace-iteration", "local-power", "tsqr"]
+)
 def test_noise_alone_has_no_component_however_unequal_the_rows_are(solver):
     for seed in (1, 5):
         rng = np.random.default_rng(seed)

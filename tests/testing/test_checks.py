@@ -36,9 +36,6 @@ class Broken:
     guarantee: ClassVar[str] = "exact"
     seen: ClassVar[tuple[str, ...]] = ()
 
-    def bytes_per_site(self, n, d, k):
-        return 1
-
     def script(self, plan):
         return Covariance().script(plan)
 
@@ -51,12 +48,6 @@ class WrongSubspace(Broken):
     def solve(self, fed, problem):
         solution = super().solve(fed, problem)
         return replace(solution, vectors=np.eye(*solution.vectors.shape))
-
-
-@dataclass(frozen=True)
-class FreeOfCost(Broken):
-    def bytes_per_site(self, n, d, k):
-        return 0
 
 
 @question(verb="gather", answers={"n": "int64"})
@@ -89,7 +80,6 @@ class Boastful(Broken):
     ("solver", "text"),
     [
         (WrongSubspace(), "alike sites: the sine of the angle to the pooled components"),
-        (FreeOfCost(), "bytes_per_site returned 0"),
         (Gathering(), "sees individual answers to .'rows_of_a_site'."),
         (Random(), "the same seed gives a different result"),
         (Boastful(), "max_rounds=1, the solver reports 'converged'"),
@@ -107,7 +97,6 @@ def test_a_solver_whose_options_can_change_is_refused():
         name: ClassVar[str] = "thawed"
         guarantee: ClassVar[str] = "exact"
         seen: ClassVar[tuple[str, ...]] = ()
-        bytes_per_site = Broken.bytes_per_site
         script = Broken.script
         solve = Broken.solve
 

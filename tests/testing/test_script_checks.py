@@ -71,9 +71,6 @@ def test_a_solver_without_a_script_is_no_solver():
     class Plain:
         name, guarantee, seen = "plain", "exact", ()
 
-        def bytes_per_site(self, n, d, k):
-            return 1
-
         def solve(self, fed, problem):
             raise AssertionError
 

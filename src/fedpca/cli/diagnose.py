@@ -110,7 +110,7 @@ def diagnose(
         if not isinstance(fitted, FederatedPCA):
             raise InputError(
                 f"{model} is a {type(fitted).__name__}, which cannot be diagnosed; use a model of "
-                "fedpca fit --method pca"
+                "fedpca fit --kind pca"
             )
         server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
         rows = federation_of(fitted, files, databases, reading, server, secure=secure, quiet=quiet)

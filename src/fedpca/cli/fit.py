@@ -14,7 +14,7 @@ from fedpca.cli.fit_files import FitFiles
 from fedpca.cli.info import refuse_both
 from fedpca.cli.live import Page, PageAt, each_of, harmless, live_run, watch, what_runs
 from fedpca.cli.methods import (
-    Method,
+    Kind,
     around_of,
     components_typed,
     estimator_of,
@@ -78,13 +78,13 @@ def fit(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the model to this file.")],
     files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
     databases: Databases = [],  # noqa: B006
-    method: Annotated[
-        Method,
+    kind: Annotated[
+        Kind,
         typer.Option(
             help="pca: components of the pooled rows. personalized: components that all sites share, "
             "and local ones for each site. robust: components despite outliers and missing values."
         ),
-    ] = Method.pca,
+    ] = Kind.pca,
     n_components: Annotated[
         str | None,
         typer.Option(
@@ -124,7 +124,9 @@ def fit(
     ] = [],  # noqa: B006
     parameter: Annotated[
         list[str],
-        typer.Option(help="Other parameter of the method, such as center=none; may be repeated."),
+        typer.Option(
+            help="Other parameter of the estimator, such as center=none; may be repeated."
+        ),
     ] = [],  # noqa: B006
     scale: Scale = False,
     binomial: Annotated[
@@ -231,8 +233,8 @@ def fit(
 
     To fit genotypes in .bed files as plink2 --pca does: --binomial --missing mean --maf 0.01
     --plink PREFIX.
-    To separate what all sites share from what is local: --method personalized --shared 2 --local 1.
-    To separate outliers and list them: --method robust -k 3 --outliers outliers.csv.
+    To separate what all sites share from what is local: --kind personalized --shared 2 --local 1.
+    To separate outliers and list them: --kind robust -k 3 --outliers outliers.csv.
     """
     here = exit_codes("; with --journal, the same command continues from here", json=json)
     with here, ExitStack() as at_end:
@@ -241,11 +243,11 @@ def fit(
             atomic.check_writable(journal)
         refuse_both(csv, json)
         has_files = federation is None and cluster is None
-        gathers = gather or (federation is None and method is Method.personalized)
+        gathers = gather or (federation is None and kind is Kind.personalized)
         model = estimator_of(
-            method,
+            kind,
             {
-                "-k": components_typed(method, n_components),
+                "-k": components_typed(kind, n_components),
                 "--missing": missing,
                 "--weight": reading.weight,
                 "--maf": maf,

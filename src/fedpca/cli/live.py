@@ -91,9 +91,9 @@ def harmless(show: Callable[..., None]) -> Callable[..., None]:
 
 
 def what_runs(model: Any) -> str:
-    """Return the names of the estimator and its method, for people to read."""
-    method = getattr(model, "solver", None) or getattr(model, "method", "")
-    return f"{type(model).__name__}, {getattr(method, 'name', method)}"
+    """Return the names of the estimator and its solver, for people to read."""
+    solver = getattr(model, "solver", "")
+    return f"{type(model).__name__}, {getattr(solver, 'name', solver)}"
 
 
 def each_of(*calls: Callable[..., None] | None) -> Callable[..., None]:

@@ -1,53 +1,44 @@
-"""Make the estimator for `fedpca fit --method` from the options that the user typed."""
+"""Make the estimator for `fedpca fit --kind` from the options that the user typed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedpca.cli.options import components_of, solver_of, values_of
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA
 from fedpca.privacy.gaussian import Privacy
-from fedpca.solvers.catalogue import find_personalized, find_robust, find_solver
+from fedpca.solvers.catalogue import find_solver
 
 
-class Method(StrEnum):
-    """The methods of `fedpca fit`, which find different kinds of components."""
+class Kind(StrEnum):
+    """The kinds of components that `fedpca fit` finds, each with an estimator of its own."""
 
     pca = "pca"
     personalized = "personalized"
     robust = "robust"
 
 
-class Kind(NamedTuple):
-    """How a method's options become the parameters of its estimator."""
+class Parameters(NamedTuple):
+    """How the options for one kind of components become the parameters of its estimator."""
 
-    make: Callable[..., Any]
-    parameters: Mapping[str, str]  # the parameter that each of the method's own options sets
-    solver: str  # the parameter that takes the solver
-    find: Callable[[str], Any]  # returns a solver for its name
+    estimator: type[Any]
+    of_options: Mapping[str, str]  # the parameter that each of the kind's own options sets
 
 
 KINDS = {
-    Method.pca: Kind(
+    Kind.pca: Parameters(
         FederatedPCA,
         {"-k": "n_components", "--missing": "missing", "--maf": "maf", "--binomial": "scale"},
-        "solver",
-        find_solver,
     ),
-    Method.personalized: Kind(
-        PersonalizedPCA,
-        {"--shared": "n_shared", "--local": "n_local", "--gather": "gather"},
-        "method",
-        find_personalized,
+    Kind.personalized: Parameters(
+        PersonalizedPCA, {"--shared": "n_shared", "--local": "n_local", "--gather": "gather"}
     ),
-    Method.robust: Kind(
-        RobustPCA,
-        {"-k": "n_components", "--max-components": "max_components"},
-        "method",
-        find_robust,
+    Kind.robust: Parameters(
+        RobustPCA, {"-k": "n_components", "--max-components": "max_components"}
     ),
 }
 PRIVACY = {  # the field of `Privacy` that each option sets
@@ -57,16 +48,16 @@ PRIVACY = {  # the field of `Privacy` that each option sets
     "--around": "around",
     "--silent": "n_silent",
 }
-OTHER_OPTIONS = {  # for options that set no parameter by themselves: the method they apply to
-    "--local-models": Method.personalized,
-    "--outliers": Method.robust,
-    "--weight": Method.pca,
-    **dict.fromkeys(PRIVACY, Method.pca),
+OTHER_OPTIONS = {  # for options that set no parameter by themselves: the kind they apply to
+    "--local-models": Kind.personalized,
+    "--outliers": Kind.robust,
+    "--weight": Kind.pca,
+    **dict.fromkeys(PRIVACY, Kind.pca),
 }
 
 
 def estimator_of(
-    method: Method,
+    kind: Kind,
     own: Mapping[str, Any],
     *,
     solver: str | None,
@@ -74,38 +65,38 @@ def estimator_of(
     more: list[str],
     common: Mapping[str, Any],
 ) -> Any:
-    """Return the unfitted estimator, or refuse options that do not suit the method.
+    """Return the unfitted estimator, or refuse options that do not suit the kind.
 
-    ``own`` has the value of each option that only some methods have, or None if the user did not type
-    the option. ``common`` has the values of parameters that all methods have. ``more`` lists further
+    ``own`` has the value of each option that only some kinds have, or None if the user did not type
+    the option. ``common`` has the values of parameters that all kinds have. ``more`` lists further
     parameters as NAME=VALUE.
     """
-    kind = KINDS[method]
+    make, of_options = KINDS[kind]
     typed = {option: value for option, value in own.items() if value is not None}
     for option in typed:
-        if option not in kind.parameters and OTHER_OPTIONS.get(option) is not method:
-            allowed = ", ".join(kind.parameters)
+        if option not in of_options and OTHER_OPTIONS.get(option) is not kind:
+            allowed = ", ".join(of_options)
             raise InputError(
-                f"{option} does not apply to --method {method}, whose own options are {allowed}; "
-                "omit it"
+                f"{option} does not apply to --kind {kind}, whose own options are {allowed}; omit it"
             )
-    _require(method, typed)
+    _require(kind, typed)
     privacy = privacy_of(typed)
     parameters = {name: value for name, value in common.items() if value is not None}
-    parameters |= {kind.parameters[o]: value for o, value in typed.items() if o in kind.parameters}
+    parameters |= {of_options[o]: value for o, value in typed.items() if o in of_options}
     if privacy is not None:
         parameters["privacy"] = privacy
     if solver is not None or solver_options:
-        default = getattr(kind.make(**parameters), kind.solver)
-        parameters[kind.solver] = solver_of(solver or default, solver_options, kind.find)
+        find = partial(find_solver, program=make.__name__)
+        default = make(**parameters).solver
+        parameters["solver"] = solver_of(solver or default, solver_options, find)
     given = values_of("--parameter", more, "center=none")
-    unknown = [name for name in given if name not in kind.make(**parameters).get_params()]
+    unknown = [name for name in given if name not in make(**parameters).get_params()]
     if unknown:
-        names = ", ".join(kind.make(**parameters).get_params())
+        names = ", ".join(make(**parameters).get_params())
         raise InputError(
-            f"--method {method} has no parameter {', '.join(unknown)}; its parameters are {names}"
+            f"--kind {kind} has no parameter {', '.join(unknown)}; its parameters are {names}"
         )
-    return kind.make(**{**parameters, **given})
+    return make(**{**parameters, **given})
 
 
 def privacy_of(typed: Mapping[str, Any]) -> Privacy | None:
@@ -136,10 +127,10 @@ def around_of(text: str | None) -> float | tuple[float, ...] | None:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-def components_typed(method: Method, text: str | None) -> Any:
-    """Parse -k; without -k, method pca finds the number of components, and other methods get None."""
+def components_typed(kind: Kind, text: str | None) -> Any:
+    """Parse -k; without -k, pca finds the number of components, and other kinds get None."""
     if text is None:
-        return "auto" if method is Method.pca else None
+        return "auto" if kind is Kind.pca else None
     return components_of(text)
 
 
@@ -158,15 +149,15 @@ def local_ranks_of(text: str | None) -> int | dict[str, int] | None:
         ) from None
 
 
-def _require(method: Method, typed: Mapping[str, Any]) -> None:
+def _require(kind: Kind, typed: Mapping[str, Any]) -> None:
     """Refuse options that do not determine the numbers of components."""
-    if method is Method.personalized and not {"--shared", "--local"} <= typed.keys():
+    if kind is Kind.personalized and not {"--shared", "--local"} <= typed.keys():
         raise InputError(
-            "--method personalized requires the numbers of shared and local components, as in "
+            "--kind personalized requires the numbers of shared and local components, as in "
             "--shared 2 --local 1"
         )
-    if method is Method.robust and ("-k" in typed) == ("--max-components" in typed):
+    if kind is Kind.robust and ("-k" in typed) == ("--max-components" in typed):
         raise InputError(
-            "--method robust requires either -k with the number of components, or "
+            "--kind robust requires either -k with the number of components, or "
             "--max-components with a bound on that number"
         )

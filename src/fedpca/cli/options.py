@@ -98,8 +98,8 @@ ApprovalWait = Annotated[float, typer.Option(help=APPROVAL_WAIT)]
 Secure = Annotated[
     bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
 ]
-PERSONALIZED_PANEL = "Options of --method personalized"
-ROBUST_PANEL = "Options of --method robust"
+PERSONALIZED_PANEL = "Options of --kind personalized"
+ROBUST_PANEL = "Options of --kind robust"
 Shared = Annotated[
     int | None,
     typer.Option(

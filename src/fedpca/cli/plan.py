@@ -10,7 +10,7 @@ import typer
 
 from fedpca.arrays import Array
 from fedpca.cli.console import exit_codes
-from fedpca.cli.methods import Method, estimator_of, local_ranks_of
+from fedpca.cli.methods import Kind, estimator_of, local_ranks_of
 from fedpca.cli.options import (
     Delta,
     Epsilon,
@@ -31,7 +31,7 @@ from fedpca.errors import InputError
 from fedpca.estimators import PersonalizedPCA
 from fedpca.models.linear import Model, load_model
 from fedpca.solvers.planning import plan as planning
-from fedpca.solvers.planning.workload import BANDWIDTH, LATENCY_S
+from fedpca.solvers.planning.machines import BANDWIDTH, LATENCY_S
 
 SPEED_PANEL = "Speeds, which determine the seconds"
 
@@ -48,16 +48,16 @@ def plan(
             help="Number of components; with robust, you can use --max-components instead.",
         ),
     ] = None,
-    method: Annotated[
-        Method, typer.Option(help="Method of the fit, as for `fedpca fit`.")
-    ] = Method.pca,
+    kind: Annotated[Kind, typer.Option(help="Kind of components, as for `fedpca fit`.")] = Kind.pca,
     shared: Shared = None,
     local: Local = None,
     gather: Gather = False,
     max_components: MaxComponents = None,
     parameter: Annotated[
         list[str],
-        typer.Option(help="Other parameter of the method, such as center=none; may be repeated."),
+        typer.Option(
+            help="Other parameter of the estimator, such as center=none; may be repeated."
+        ),
     ] = [],  # noqa: B006
     sites: Annotated[
         str, typer.Option(help="Number of sites that take part, or their names: north,south.")
@@ -136,7 +136,7 @@ def plan(
     """
     with exit_codes(json=json):
         model = estimator_of(
-            method,
+            kind,
             {
                 "-k": n_components,
                 "--missing": missing,
@@ -154,7 +154,7 @@ def plan(
             more=parameter,
             common={"scale": scale or None, "tol": tol, "max_rounds": max_rounds},
         )
-        if method is Method.pca and n_components is None:
+        if kind is Kind.pca and n_components is None:
             raise InputError("a plan requires -k, the number of components")
         most, bound = min(rows, features), n_components or max_components or 0
         if bound > most:
@@ -171,7 +171,7 @@ def plan(
             solvers=solver or None,
             secure=secure or None,
             policy=None if policy is None else read_policy(policy),
-            variances=None if like is None else _variances(like, features, method),
+            variances=None if like is None else _variances(like, features, kind),
             latency=latency,
             bandwidth=bandwidth,
             flops=flops,
@@ -180,9 +180,9 @@ def plan(
         show(planned.facts(), json=json)
 
 
-def _variances(like: Path, d: int, method: Method) -> Array:
+def _variances(like: Path, d: int, kind: Kind) -> Array:
     """Return all d variances; components that the model lacks share the remaining variance equally."""
-    if method is Method.personalized:
+    if kind is Kind.personalized:
         fitted = PersonalizedPCA.load(like)
         local = list(fitted.local_variance_.values())
         k = min((len(each) for each in local), default=0)

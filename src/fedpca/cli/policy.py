@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedpca.cli.console import exit_codes, refuse_overwriting, say
-from fedpca.cli.methods import Method, components_typed, estimator_of, local_ranks_of
+from fedpca.cli.methods import Kind, components_typed, estimator_of, local_ranks_of
 from fedpca.cli.options import Force, Json, read_policy, sites_of
 from fedpca.cli.terminal import show
 from fedpca.coordinator.federation import Federation
@@ -52,9 +52,9 @@ def policy(
             help="Write the plan to this file, for sites to check.", rich_help_panel=TRY_PANEL
         ),
     ] = None,
-    method: Annotated[
-        Method, typer.Option(help="Method of the fit.", rich_help_panel=TRY_PANEL)
-    ] = Method.pca,
+    kind: Annotated[
+        Kind, typer.Option(help="Kind of components.", rich_help_panel=TRY_PANEL)
+    ] = Kind.pca,
     n_components: Annotated[
         str | None,
         typer.Option("-k", "--components", help="Number of components.", rich_help_panel=TRY_PANEL),
@@ -84,7 +84,7 @@ def policy(
     parameter: Annotated[
         list[str],
         typer.Option(
-            help="Other parameter of the method as NAME=VALUE.", rich_help_panel=TRY_PANEL
+            help="Other parameter of the estimator as NAME=VALUE.", rich_help_panel=TRY_PANEL
         ),
     ] = [],  # noqa: B006
     secure: Annotated[
@@ -123,7 +123,7 @@ def policy(
     --policy. Edit the file, and pass it to `fedpca join --policy`.
 
     With --check FILE, the other options describe a plan, like those of `fedpca fit`. For example, use
-    `fedpca policy --check policy.toml --method robust -k 5`. If the policy refuses the plan, the exit
+    `fedpca policy --check policy.toml --kind robust -k 5`. If the policy refuses the plan, the exit
     code is 1.
     """
     with exit_codes(json=json):
@@ -139,7 +139,7 @@ def policy(
             say(f"Wrote {output}; edit it, and pass it to fedpca join --policy")
             return
         own = {
-            "-k": components_typed(method, n_components),
+            "-k": components_typed(kind, n_components),
             "--shared": shared,
             "--local": local_ranks_of(local),
             "--gather": gather or None,
@@ -150,7 +150,7 @@ def policy(
         }
         asked = (
             plan_of(
-                method,
+                kind,
                 own,
                 solver,
                 option,
@@ -172,7 +172,7 @@ def policy(
 
 
 def plan_of(
-    method: Method,
+    kind: Kind,
     own: Mapping[str, Any],
     solver: str | None,
     solver_options: list[str],
@@ -183,7 +183,7 @@ def plan_of(
 ) -> RunPlan:
     """Return the plan that a fit with these options would declare to sites."""
     estimator = estimator_of(
-        method, own, solver=solver, solver_options=solver_options, more=parameters, common={}
+        kind, own, solver=solver, solver_options=solver_options, more=parameters, common={}
     )
     given = sites_of(sites)
     names = [f"site {i + 1}" for i in range(given)] if isinstance(given, int) else given or []
@@ -193,7 +193,7 @@ def plan_of(
         estimator.fit(Federation(_PlanCatcher(names), secure=secure))
     except _Declared as declared:
         return declared.plan
-    raise InputError(f"--method {method} declares no plan to check; use a different method")
+    raise InputError(f"--kind {kind} declares no plan to check; use a different kind")
 
 
 def read_plan(path: Path) -> RunPlan:

@@ -226,7 +226,7 @@ def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
     """Return the limits for new rows that follow from the model."""
     if header.get("estimator") != FederatedPCA.__name__:
         raise InputError(
-            f"{path} has no limits for rows; --flags requires a model fitted with --method pca"
+            f"{path} has no limits for rows; --flags requires a model fitted with --kind pca"
         )
     limits = FederatedPCA.load(path).control_limits()
     if limits.basis == EVEN_NOISE:

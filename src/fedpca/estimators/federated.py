@@ -85,11 +85,11 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     solver : str or Solver
         A solver's name, or a solver from `fedpca.solvers` with options, such as
         ``Faps(penalty=0.2)``. "auto" chooses between "covariance" and "lanczos", which are both exact,
-        and takes the solver that moves fewer bytes. "power", "local-power", and "faps", which masks its
-        messages, take more rounds. "tsqr" takes one round and does not square the rows, so it also
-        finds components
-        with tiny variances, but the coordinator sees each site's triangular factor. "merge" and
-        "average" take one round, in which the coordinator sees each site's leading directions.
+        and takes the solver that moves fewer bytes. "subspace-iteration", "local-power", and "faps",
+        which masks its messages, take more rounds. "tsqr" takes one round and does not square the
+        rows, so it also finds components with tiny variances, but the coordinator sees each site's
+        triangular factor. "merge" and "average" take one round, in which the coordinator sees each
+        site's leading directions.
         `run_.angle_bound` bounds the error of every solver. Installed packages may add solvers.
     center : bool
         Whether to center rows on the mean of all sites' rows. If not, components describe how rows
@@ -120,10 +120,10 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
     privacy : Privacy, optional
         A promise of differential privacy, as in ``Privacy(epsilon=1, delta=1e-6, row_bound=8)``. Sites
         then add noise to the count, the mean, and the scatter, and send nothing else about their rows.
-        The solver "covariance" sums the scatter. The solver "power", which suits many features, sums a
-        few products instead. All attributes, even `n_samples_`, follow from these noisy sums. With
-        secure sums, the sites share the noise. If you pass the rows of several sites to `fit`, it uses
-        secure sums, unless the rows are Dask collections.
+        The solver "covariance" sums the scatter. The solver "subspace-iteration", which suits many
+        features, sums a few products instead. All attributes, even `n_samples_`, follow from these
+        noisy sums. With secure sums, the sites share the noise. If you pass the rows of several sites
+        to `fit`, it uses secure sums, unless the rows are Dask collections.
 
     Attributes
     ----------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -13,14 +13,10 @@ from fedpca.coordinator.record import RunRecord, check_log_normalized
 from fedpca.errors import FileError
 from fedpca.estimators.fitting import plain_params
 from fedpca.privacy.gaussian import Privacy
-from fedpca.solvers.catalogue import PERSONALIZED, ROBUST, SOLVERS, from_plain, to_plain
+from fedpca.solvers.catalogue import from_plain, to_plain
+from fedpca.solvers.contract import FAMILIES
 
 T = TypeVar("T", bound=BaseEstimator)
-
-SOLVER_PARAMETERS: dict[str, Mapping[str, Any]] = {
-    "solver": SOLVERS,
-    "method": {**PERSONALIZED, **ROBUST},
-}
 
 
 def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[str, Any]:
@@ -28,8 +24,8 @@ def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[s
     parameters = plain_params(estimator)
     if not isinstance(parameters.get("random_state"), int | None):
         parameters["random_state"] = None
-    for name in SOLVER_PARAMETERS.keys() & parameters.keys():
-        parameters[name] = to_plain(parameters[name])
+    if "solver" in parameters:
+        parameters["solver"] = to_plain(parameters["solver"])
     if isinstance(parameters.get("privacy"), Privacy):
         parameters["privacy"] = parameters["privacy"].to_plain()
     names = getattr(estimator, "feature_names_in_", None)
@@ -49,8 +45,8 @@ def from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, A
             f"{path} holds a {header.get('estimator')}, not a {kind.__name__}; use fedpca.load"
         )
     parameters = dict(header["parameters"])
-    for name in SOLVER_PARAMETERS.keys() & parameters.keys():
-        parameters[name] = from_plain(parameters[name], SOLVER_PARAMETERS[name])
+    if "solver" in parameters:
+        parameters["solver"] = from_plain(parameters["solver"], FAMILIES[kind.__name__])
     if parameters.get("privacy") is not None:
         parameters["privacy"] = Privacy.from_plain(parameters["privacy"])
     estimator: T = kind(**parameters)

@@ -38,7 +38,7 @@ from fedpca.rows.open import is_dask, joined, open_rows
 from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.rows.weighted import checked_weights
 from fedpca.site.site import Site
-from fedpca.solvers.catalogue import to_plain
+from fedpca.solvers.catalogue import not_squaring, to_plain
 
 FEATURES = {"n_features_in_", "feature_names_in_"}  # attributes that fit sets
 MIN_TO_JUDGE = 4  # if fewer components are possible, keeping more than half of them means nothing
@@ -100,7 +100,9 @@ def warn_uncertain(run: RunRecord, k: int) -> None:
     Call this directly from ``fit``, so that the warning points to the line that called ``fit``.
     """
     if run.stop_reason == "uncertain":
-        other = "" if run.solver == "tsqr" else ", or solver='tsqr', which does not square the rows"
+        better, other = not_squaring(), ""
+        if better and run.solver not in better:
+            other = f", or solver={better[0]!r}, which does not square the rows"
         warnings.warn(
             f"only {run.n_certain} of the {k} components are certain: rounding hides the others, "
             f"because variances, or differences between them, are tiny compared with the largest "

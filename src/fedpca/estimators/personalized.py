@@ -59,7 +59,7 @@ from fedpca.models import site_similarity
 from fedpca.models.personalized import PersonalizedModel, Split, personalized_in
 from fedpca.models.site_similarity import ClusterEvidence
 from fedpca.rows.open import is_dask
-from fedpca.solvers.catalogue import PERSONALIZED, find_personalized
+from fedpca.solvers.catalogue import PERSONALIZED, find_solver
 from fedpca.solvers.personalized.contract import PersonalizedSolver
 from fedpca.solvers.personalized.local_ranks import LocalRanks
 from fedpca.solvers.personalized.program import shared_and_local
@@ -93,7 +93,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     n_local : int or dict
         The number of local components: one number for all sites, or a dict that maps each site's name
         to a number. A number can be 0.
-    method : {"power", "stiefel", "polar"}, or a solver from `fedpca.solvers`
+    solver : {"power", "stiefel", "polar"}, or a solver from `fedpca.solvers`
         "power" needs no step length, and its objective never decreases. "stiefel" and "polar" are the
         published gradient methods. `Stiefel` and `Polar` take a step length and a retraction.
     start : {"stack", "average", "random"}
@@ -183,7 +183,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "n_shared": [Interval(Integral, 0, None, closed="left")],
         "n_local": [Interval(Integral, 0, None, closed="left"), dict],
-        "method": [StrOptions(set(PERSONALIZED)), PersonalizedSolver],
+        "solver": [StrOptions(set(PERSONALIZED)), PersonalizedSolver],
         "start": [StrOptions(set(STARTS))],
         "n_init": [Interval(Integral, 1, None, closed="left")],
         "weights": [StrOptions({"site", "rows"})],
@@ -200,7 +200,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         n_shared: int,
         n_local: Any,
         *,
-        method: str | PersonalizedSolver = "power",
+        solver: str | PersonalizedSolver = "power",
         start: str = "stack",
         n_init: int = 4,
         weights: str = "site",
@@ -213,7 +213,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.n_shared = n_shared
         self.n_local = n_local
-        self.method = method
+        self.solver = solver
         self.start = start
         self.n_init = n_init
         self.weights = weights
@@ -240,7 +240,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             labels, which is then not a feature.
         """
         self._validate_params()
-        solver = find_personalized(self.method)
+        solver = find_solver(self.solver, "PersonalizedPCA")
         with new_features(self):
             X, sites = without_labels(X, sites)
             X = validated(self, X)
@@ -250,7 +250,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             ranks.check_sites(fed.engine.names)
             for_files = self._header(0)["parameters"]
             parameters = plain_params(self) | {"n_local": ranks.plain, "gather": gather}
-            del parameters["method"], parameters["random_state"]
+            del parameters["solver"], parameters["random_state"]
             result, run = run_program(
                 self, fed, shared_and_local, solver, parameters, for_files=for_files
             )
@@ -261,7 +261,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.site_variance_ = result.site_variance
         self.left_out_ = result.left_out
         self.run_ = run
-        warn_unconverged(self, run, "method")
+        warn_unconverged(self, run, "solver")
         warn_dominant(run)
         self._warn()
         return self

@@ -49,7 +49,7 @@ from fedpca.models.linear import Model, linear_model_in
 from fedpca.models.robust import OutlierScores, Parts, RobustModel
 from fedpca.rows.columns import some_of
 from fedpca.rows.open import is_dask
-from fedpca.solvers.catalogue import ROBUST, find_robust
+from fedpca.solvers.catalogue import ROBUST, find_solver
 from fedpca.solvers.robust.contract import RobustSolver
 from fedpca.solvers.robust.program import RobustResult, low_rank_and_sparse
 from fedpca.solvers.robust.rows_apart import DEPENDS
@@ -76,12 +76,12 @@ class RobustPCA(
         The rank of the low-rank part, if it is known. For real data, this is the number of components
         to keep.
     max_components : int or None
-        A bound on the rank, if the rank is not known. The method "auto" adds components until the
+        A bound on the rank, if the rank is not known. The solver "auto" adds components until the
         residuals look like noise, which means that no direction stands out when they are compared with
-        the same residuals with random signs. The other methods set the rank at the largest drop in the
+        the same residuals with random signs. The other solvers set the rank at the largest drop in the
         singular values. If no rank up to the bound is clear, the fit warns and keeps as many components
         as the bound allows.
-    method : {"auto", "threshold", "least-squares", "dcf"}, or a solver from `fedpca.solvers`
+    solver : {"auto", "threshold", "least-squares", "dcf"}, or a solver from `fedpca.solvers`
         "threshold" requires the rank. It is exact if there is no noise and the components are of
         similar size. "auto" uses "threshold", but starts with "least-squares" if the first rounds do
         not lead to an exact solution, or if only a bound on the rank is given. "dcf" is the published
@@ -156,7 +156,7 @@ class RobustPCA(
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "n_components": [Interval(Integral, 1, None, closed="left"), None],
         "max_components": [Interval(Integral, 1, None, closed="left"), None],
-        "method": [StrOptions(set(ROBUST)), RobustSolver],
+        "solver": [StrOptions(set(ROBUST)), RobustSolver],
         "center": [StrOptions({"median", "mean", "none"})],
         "scale": ["boolean"],
         "rows": [StrOptions({"auto", "all"})],
@@ -170,7 +170,7 @@ class RobustPCA(
         n_components: int | None = None,
         *,
         max_components: int | None = None,
-        method: str | RobustSolver = "auto",
+        solver: str | RobustSolver = "auto",
         center: str = "median",
         scale: bool = False,
         rows: str = "auto",
@@ -180,7 +180,7 @@ class RobustPCA(
     ) -> None:
         self.n_components = n_components
         self.max_components = max_components
-        self.method = method
+        self.solver = solver
         self.center = center
         self.scale = scale
         self.rows = rows
@@ -202,19 +202,19 @@ class RobustPCA(
             labels, which is then not a feature.
         """
         self._validate_params()
-        solver = find_robust(self.method)
+        solver = find_solver(self.solver, "RobustPCA")
         self._check_ranks(solver)
         with new_features(self):
             X, sites = without_labels(X, sites)
             fed = as_federation(validated(self, X, ensure_all_finite="allow-nan"), sites)
             parameters = plain_params(self)
-            del parameters["method"], parameters["random_state"]
+            del parameters["solver"], parameters["random_state"]
             result, run = run_program(self, fed, low_rank_and_sparse, solver, parameters)
         self._set_model(result.model, result.n, result.features, result.shares)
         self.n_left_out_ = result.n_left_out
         self.left_out_ = result.left_out
         self.run_ = run
-        warn_unconverged(self, run, "method", ", or request fewer components")
+        warn_unconverged(self, run, "solver", ", or request fewer components")
         warn_dominant(run)
         self._warn(result)
         return self
@@ -359,7 +359,7 @@ class RobustPCA(
             )
         if solver.needs_rank and self.n_components is None:
             raise InputError(
-                f"method={solver.name!r} requires n_components; use method='auto' to find the rank "
+                f"solver={solver.name!r} requires n_components; use solver='auto' to find the rank "
                 "from max_components"
             )
 

@@ -36,6 +36,11 @@ If an answer is larger than the declared arrays can be, the coordinator refuses 
 downloaded completely. If a name stands for a length that only the answer determines, ``at_most`` gives
 a bound on that length: a number, another name, or a field of the question that holds a number, as in
 ``at_most={"r": "d"}``. Without ``at_most``, the limit for all messages applies.
+
+A plan rehearses a fit with few features. A length that only a message determines is the same in the
+real fit, unless the question declares with ``grows`` what the length is proportional to: "d", or
+"factor" for the entries of a triangular factor of the site's rows. ``work`` and ``passes`` say what an
+answer costs the site, in the words of `WORK`.
 """
 
 from __future__ import annotations
@@ -67,6 +72,10 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 VERBS = ("sum", "gather")
+# what a site does to answer: multiply the block that is asked with its rows, or read its rows, if
+# nothing else is declared; sum products of columns; find a triangular factor of its rows; find its
+# leading directions; find its own directions outside each point that is asked; or separate outliers
+WORK = ("", "scatter", "factor", "summary", "climb", "separate")
 NOT_OF_SUMS = ("share", "orthonormal", "explained")  # promises that a sum does not keep
 MAX_HEADER_BYTES = 1 << 16  # an answer's header and padding, or the text of an error
 Check = Callable[[Arrays, Arrays], Problem]  # takes the answer's arrays and the question's arrays
@@ -91,6 +100,9 @@ class Question:
     times_energy: Callable[[Arrays], float | None] | None = None
     spends: Callable[[RunPlan], float] | None = None
     needs: str = ""  # the word with which a policy allows the question, beside its program's
+    grows: Mapping[str, str] = field(default_factory=dict)  # what a length is proportional to
+    work: str = ""  # what the site does to answer, one of `WORK`
+    passes: int = 1  # how many times it does that, or reads its rows, approximately
 
     def __call__(self, site: Site, **arrays: Array) -> Mapping[str, Any]:
         return self.function(site, **arrays)
@@ -229,6 +241,9 @@ def question(
     spends: Callable[[RunPlan], float] | None = None,
     needs: str = "",
     doing: str = "",
+    grows: Mapping[str, str] | None = None,
+    work: str = "",
+    passes: int = 1,
 ) -> Callable[[Callable[..., Mapping[str, Any]]], Question]:
     """Register a function as a question under the function's name.
 
@@ -257,6 +272,8 @@ def question(
             )
         if verb not in VERBS:
             raise ValueError(f"question {name!r}: verb={verb!r} must be one of {', '.join(VERBS)}")
+        if work not in WORK:
+            raise ValueError(f"question {name!r}: work={work!r} must be one of {', '.join(WORK)}")
         shapes, words = _split_words(answers, check_words)
         asked, bounds = _split_words(asks or {}, check_asked_words)
         _REGISTRY[name] = Question(
@@ -275,6 +292,9 @@ def question(
             times_energy=times_energy,
             spends=spends,
             needs=needs,
+            grows=dict(grows or {}),
+            work=work,
+            passes=passes,
         )
         return _REGISTRY[name]
 

@@ -74,7 +74,7 @@ class ControlChartDisplay(Drawn):
         if not isinstance(fitted, FederatedPCA):
             raise InputError(
                 f"a control chart requires a FederatedPCA, got {type(fitted).__name__}; use a model of "
-                "fedpca fit --method pca"
+                "fedpca fit --kind pca"
             )
         flags = fitted.flag_rows(X, limits)
         where = np.zeros(len(flags.t2), "<U1") if groups is None else np.asarray(groups).astype(str)

@@ -73,7 +73,7 @@ class PartsDisplay(Drawn):
         if not isinstance(fitted, RobustPCA):
             raise InputError(
                 f"{type(fitted).__name__} does not split rows into parts; fit a RobustPCA, as with "
-                "fedpca fit --method robust"
+                "fedpca fit --kind robust"
             )
         rows = np.asarray(X, float)
         low_rank, sparse = (np.asarray(part, float) for part in fitted.split(X))

@@ -1,8 +1,8 @@
 """The catalogue of solvers: the single table that all other code reads.
 
-Estimators accept a solver as a value or by its name in this table. `auto` chooses one of the exact
-solvers. The leak lab attacks the solvers, the command line lists them, and the common tests check that
-each solver keeps its promises.
+A new solver is one file and one row here. Estimators accept a solver as a value or by its name in this
+table. `FederatedPCA` with "auto" chooses one of the exact solvers. The leak lab attacks the solvers,
+the command line lists them, and the common tests check that each solver keeps its promises.
 
 An installed package can add a solver to `FederatedPCA` through the entry point ``fedpca.solvers``,
 which names the solver's class. Importing the class's module registers the questions that the solver
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from fedpca.errors import InputError, PolicyRefused
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import FEDERATED
 from fedpca.site.policy import ANY
-from fedpca.solvers.contract import Solver
-from fedpca.solvers.exact.covariance import Covariance
+from fedpca.solvers.contract import FAMILIES, Problem, Solution, Solver, covariance_product
+from fedpca.solvers.costs import expected_rounds, payload
+from fedpca.solvers.exact.covariance import Covariance, covariance_triangle
 from fedpca.solvers.exact.faps import Faps
 from fedpca.solvers.exact.lanczos import Lanczos
 from fedpca.solvers.exact.local_power import LocalPower
@@ -32,14 +33,39 @@ from fedpca.solvers.exact.subspace_iteration import SubspaceIteration
 from fedpca.solvers.exact.tsqr import Tsqr
 from fedpca.solvers.one_round.average import Average
 from fedpca.solvers.one_round.merge import Merge
-from fedpca.solvers.personalized import program as personalized
 from fedpca.solvers.personalized.contract import PersonalizedSolver
-from fedpca.solvers.robust import program as robust
+from fedpca.solvers.personalized.gradient import Polar, Stiefel
+from fedpca.solvers.personalized.power import Power
 from fedpca.solvers.robust.contract import RobustSolver
+from fedpca.solvers.robust.dcf import Dcf
+from fedpca.solvers.robust.hard import Threshold
+from fedpca.solvers.robust.soft import Auto, LeastSquares
+from fedpca.solvers.standardize import standardize
+
+__all__ = [
+    "SOLVERS",
+    "Average",
+    "Covariance",
+    "Dcf",
+    "Faps",
+    "Lanczos",
+    "LeastSquares",
+    "LocalPower",
+    "Merge",
+    "Polar",
+    "Power",
+    "Problem",
+    "Solution",
+    "Solver",
+    "Stiefel",
+    "SubspaceIteration",
+    "Threshold",
+    "Tsqr",
+]
 
 AUTO = "auto"
 ENTRY_POINTS = "fedpca.solvers"
-SOLVER_NAMES = ("name", "guarantee", "seen", "bytes_per_site", "script", "solve")
+SOLVER_NAMES = ("name", "guarantee", "seen", "script", "solve")
 
 SOLVERS: dict[str, Solver] = {
     solver.name: solver
@@ -54,43 +80,58 @@ SOLVERS: dict[str, Solver] = {
         Average(),
     )
 }
-PERSONALIZED: dict[str, PersonalizedSolver] = personalized.METHODS
-ROBUST: dict[str, RobustSolver] = robust.METHODS
+PERSONALIZED: dict[str, PersonalizedSolver] = {s.name: s for s in (Power(), Stiefel(), Polar())}
+ROBUST: dict[str, RobustSolver] = {
+    solver.name: solver for solver in (Auto(), Threshold(), LeastSquares(), Dcf())
+}
+FAMILIES |= {"FederatedPCA": SOLVERS, "PersonalizedPCA": PERSONALIZED, "RobustPCA": ROBUST}
 
 
-def find_solver(given: Any) -> Solver | None:
-    """Return the solver for a name or a solver value; return None for "auto"."""
-    if isinstance(given, str):
-        if given == AUTO:
-            return None
-        return SOLVERS.get(given) or _added_solver(given)
-    if isinstance(given, Solver) and not isinstance(given, type):
+def not_squaring() -> list[str]:
+    """Return the solvers that find components even if rounding in sums of squares would hide them."""
+    return [name for name, solver in SOLVERS.items() if not getattr(solver, "squares_rows", True)]
+
+
+def find_solver(given: Any, program: str = "FederatedPCA") -> Any:
+    """Return a program's solver for a name or a solver value.
+
+    Return None for "auto" if the program itself then chooses a solver.
+    """
+    solvers = FAMILIES[program]
+    if solvers is SOLVERS:
+        if isinstance(given, str):
+            return None if given == AUTO else SOLVERS.get(given) or _added_solver(given)
+        if isinstance(given, Solver) and not isinstance(given, type):
+            return given
+        raise InputError(f"solver={given!r} must be a solver name or a solver such as Faps()")
+    if isinstance(given, str) and given in solvers:
+        return solvers[given]
+    kinds = tuple(type(solver) for solver in solvers.values())
+    if isinstance(given, kinds):
         return given
-    raise InputError(f"solver={given!r} must be a solver name or a solver such as Faps()")
-
-
-def find_personalized(given: Any) -> PersonalizedSolver:
-    """Return the `PersonalizedPCA` solver for a name or a solver value."""
-    return cast(PersonalizedSolver, _find_method(PERSONALIZED, given))
-
-
-def find_robust(given: Any) -> RobustSolver:
-    """Return the `RobustPCA` solver for a name or a solver value."""
-    return cast(RobustSolver, _find_method(ROBUST, given))
+    values = ", ".join(f"{kind.__name__}()" for kind in kinds)
+    raise InputError(f"solver={given!r} must be one of {', '.join(solvers)}, or one of {values}")
 
 
 def cheapest_exact(n: int, d: int, k: int) -> Solver:
-    """Return the solver expected to move the fewest bytes, out of those that "auto" chooses from."""
-    # reversed, so that a tie goes to Lanczos, whose messages are smaller
-    return min(reversed(chosen_by_auto()), key=lambda solver: solver.bytes_per_site(n, d, k))
+    """Return the solver expected to move fewer bytes, out of those that "auto" chooses from.
+
+    One sends a triangle. The other sends blocks, whose number is a guess, since the variances are not
+    known. A tie goes to the blocks, which are smaller messages.
+    """
+    width = min(k, d)
+    rounds = expected_rounds(n, d, width)
+    blocks = payload(standardize, d=d) + rounds * payload(covariance_product, d=d, k=width)
+    by_triangle, by_blocks = chosen_by_auto()
+    return by_triangle if payload(covariance_triangle, d=d) < blocks else by_blocks
 
 
-def chosen_by_auto() -> list[Solver]:
-    """Return the solvers that "auto" chooses from.
+def chosen_by_auto() -> tuple[Solver, Solver]:
+    """Return the solvers that "auto" chooses from: the one with a triangle, and the one with blocks.
 
     The other exact solvers that need only sums move more bytes.
     """
-    return [SOLVERS[Covariance.name], SOLVERS[Lanczos.name]]
+    return SOLVERS[Covariance.name], SOLVERS[Lanczos.name]
 
 
 def policy_words() -> list[str]:
@@ -118,13 +159,14 @@ def from_plain(plain: Any, names: Mapping[str, Any]) -> Any:
     return type(solver)(**options)
 
 
-def plan_solver(plan: RunPlan, names: Mapping[str, Any]) -> Any:
-    """Return the solver that a plan declares, or None if the program chooses one."""
+def plan_solver(plan: RunPlan) -> Solver | None:
+    """Return the `FederatedPCA` solver that a plan declares, or None if the program chooses one."""
     given = plan.parameters.get("solver")
     if given in (None, AUTO):
-        return names.get(AUTO)
+        return None
     try:
-        return from_plain({"name": given} if isinstance(given, str) else given, names)
+        solver: Solver = from_plain({"name": given} if isinstance(given, str) else given, SOLVERS)
+        return solver
     except (InputError, LookupError, TypeError, AttributeError) as error:
         raise PolicyRefused(f"the plan's solver cannot be used here: {error}") from None
 
@@ -171,14 +213,3 @@ def _load(point: EntryPoint) -> Solver:
             "fedpca.solvers.contract.Solver"
         )
     return solver
-
-
-def _find_method(methods: Mapping[str, Any], given: Any) -> Any:
-    """Return the solver of one family for a name or a solver value; refuse anything else."""
-    if isinstance(given, str) and given in methods:
-        return methods[given]
-    kinds = tuple(type(method) for method in methods.values())
-    if isinstance(given, kinds):
-        return given
-    values = ", ".join(f"{kind.__name__}()" for kind in kinds)
-    raise InputError(f"method={given!r} must be one of {', '.join(methods)}, or one of {values}")

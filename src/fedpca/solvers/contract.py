@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,13 +34,14 @@ from fedpca.solvers.standardize import ColumnMeans, Moments, ask_moments, moment
 if TYPE_CHECKING:
     from fedpca.site.site import Site
 
-T = TypeVar("T")
-
 ANGLE_PER_TOL = 1000.0  # sine of the angle that "converged" allows, as a multiple of tol
 # components are certain if the sine of their angle to the exact ones is at most this
 CERTAIN = 1e-6
 LOOK_TOL = 1e-3  # residual, as a share of the trace, at which eigenvalues can be counted
 START_DISTANCE = 1e-2  # size of the random part that is added to a warm start
+
+# each program's solvers by name; the catalogue fills this in, since families must not import each other
+FAMILIES: dict[str, Mapping[str, Any]] = {}
 
 EXPLAINED = {"explained": "float64, squares", "total": "float64, squares"}  # a site's
 
@@ -173,18 +174,11 @@ class Solver(Protocol):
     solution states how far off they can be. ``seen`` names the questions whose answers the coordinator
     sees site by site; all other answers are summed. `fedpca.testing.check_solver` checks whether a
     solver keeps these promises.
-
-    A solver may also have `asks` and `usual_rounds`, as in `fedpca.solvers.costs`. Then `fedpca.plan`
-    counts its messages.
     """
 
     name: ClassVar[str]
     guarantee: ClassVar[str]
     seen: ClassVar[tuple[str, ...]]
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        """Estimate the bytes to and from one site, for n rows, d features, and k components."""
-        ...
 
     def script(self, plan: RunPlan) -> Script:
         """Return what `solve` asks, in which order, and how often, so that sites can check it."""
@@ -195,11 +189,11 @@ class Solver(Protocol):
         ...
 
 
-def declared_method(plan: RunPlan, methods: Mapping[str, T]) -> T:
-    """Return the method that a plan declares by its name and options."""
+def declared_solver(plan: RunPlan, program: str) -> Any:
+    """Return the solver of a program that a plan declares by its name and options."""
     given = plan.parameters["solver"]
     options = {"name": given} if isinstance(given, str) else dict(given)
-    return type(methods[options.pop("name")])(**options)
+    return type(FAMILIES[program][options.pop("name")])(**options)
 
 
 def after_moments(plan: RunPlan, *parts: Question | Order, **more: Any) -> Script:

@@ -24,7 +24,6 @@ from fedpca.rows.standardized import Frame, refuse_tiny
 from fedpca.solvers.catalogue import SOLVERS, cheapest_exact, chosen_by_auto, plan_solver
 from fedpca.solvers.common_features import (
     AGREEING,
-    column_names,
     common_features,
     use_variants,
 )
@@ -39,15 +38,12 @@ from fedpca.solvers.contract import (
     explains_too_much,
     moments_and_rank,
 )
-from fedpca.solvers.costs import Asked, Counted, Rounds, Sizes
 from fedpca.solvers.influence import report_caused
-from fedpca.solvers.one_round.merge import explained_in_summary, summarize_rows
 from fedpca.solvers.private.program import private_script
 from fedpca.solvers.sign_flips import SignFlips
 from fedpca.solvers.standardize import (
     BINOMIAL,
     count_and_sum,
-    moments_asked,
     own_mean_of,
     polymorphic,
 )
@@ -121,8 +117,8 @@ def pca_script(plan: RunPlan) -> Script:
     _check_parameters(plan)
     if plan.is_private:
         return private_script(plan)
-    declared = plan_solver(plan, SOLVERS)
-    solvers = [declared] if declared else chosen_by_auto()
+    declared = plan_solver(plan)
+    solvers = (declared,) if declared else chosen_by_auto()
     if not all(hasattr(solver, "script") for solver in solvers):
         raise PolicyRefused(
             f"the solver {plan.solver!r} declares no script, so the site cannot tell what it will "
@@ -141,18 +137,6 @@ def pca_script(plan: RunPlan) -> Script:
         family=FEDERATED if is_usual else plan.solver,
         sees=tuple(name for s in solvers for name in s.seen if name != "explained_in_summary"),
     )
-
-
-def fit_asked(solver: Solver, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-    """Return what `principal_components` asks a site with a solver that takes these rounds.
-
-    If the solver does not list its questions, return only the program's own questions.
-    """
-    names = Asked(column_names, {"bytes": sizes.name_bytes})
-    own = solver.asks(sizes, rounds) if isinstance(solver, Counted) else moments_asked(sizes)
-    is_own_mean = any(each.question is summarize_rows for each in own)
-    share = explained_in_summary if is_own_mean else explained_energy
-    return [names, *own, Asked(share, {"k": sizes.k})]
 
 
 def _agreeing(plan: RunPlan) -> Order:

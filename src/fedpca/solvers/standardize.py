@@ -39,7 +39,6 @@ from fedpca.rows.standardized import (
     usable_energy,
 )
 from fedpca.solvers.common_features import CommonFeatures, ask_to_use, own_order
-from fedpca.solvers.costs import Asked, Sizes
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -175,6 +174,7 @@ def own_mean_of(site: Site) -> tuple[float, Array]:
     remembers=True,
     at_most={"columns": "d"},
     check=lambda answer, _: impossible_sums(answer),
+    grows={"columns": "d"},
 )
 def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]:
     """Count the rows, and sum each column with the rows' weights, in the order of ``features``.
@@ -359,13 +359,6 @@ def binomial_deviations(mean: Array, names: Sequence[str] | None) -> Array:
     variance = mean * (2 - mean) / 2
     is_constant = np.minimum(mean, 2 - mean) / 2 < MONOMORPHIC_SHARE
     return np.where(is_constant, 1.0, np.sqrt(np.where(is_constant, 1.0, variance)))
-
-
-def moments_asked(sizes: Sizes) -> list[Asked]:
-    """Return the questions of `ask_moments`."""
-    columns = sizes.d if sizes.missing == MISSING[MEAN] else 0
-    asked = [Asked(count_and_sum, {"bytes": sizes.order_bytes, "columns": columns})]
-    return [*asked, Asked(squares)] if sizes.scale else asked
 
 
 def moments_script(plan: RunPlan) -> Script:

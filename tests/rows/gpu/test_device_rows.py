@@ -334,7 +334,9 @@ def test_products_in_float32_are_off_by_no_more_than_the_site_says():
 INACCURATE = "only 0 of the 3 components are certain.*a site multiplies its rows in float32"
 
 
-@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power", "local-power", "faps"])
+@pytest.mark.parametrize(
+    "solver", ["covariance", "lanczos", "subspace-iteration", "local-power", "faps"]
+)
 def test_products_in_float32_are_certified_as_such(solver):
     sites = mixed(np.float32, 2.0)[2:]
     reference = PCA(3, svd_solver="full").fit(np.vstack(sites).astype(np.float64))
@@ -351,7 +353,7 @@ def test_products_in_float32_are_certified_as_such(solver):
         assert angle < accepted.run_.angle_bound < 1e-4
 
 
-@pytest.mark.parametrize("solver", ["covariance", "lanczos", "power"])
+@pytest.mark.parametrize("solver", ["covariance", "lanczos", "subspace-iteration"])
 def test_directions_that_float32_cannot_tell_apart_are_never_certain(solver):
     rng = np.random.default_rng(0)
     deviations = np.array([1.0, 0.5, 0.5 * (1 - 1e-7), 0.1])

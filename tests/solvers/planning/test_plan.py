@@ -17,9 +17,8 @@ from fedpca.errors import InputError, PolicyRefused
 from fedpca.facts import as_plain
 from fedpca.solvers import SOLVERS, Merge
 from fedpca.solvers.catalogue import cheapest_exact
-from fedpca.solvers.costs import usual_bytes
-from fedpca.solvers.planning import pca_course
-from fedpca.solvers.planning.rehearsal import Rehearsed
+from fedpca.solvers.contract import covariance_product
+from fedpca.solvers.costs import LANCZOS_ROUNDS, payload
 from support import fitted_quietly, gapped_rows, guarded, solver_with
 
 RNG = np.random.default_rng(0)
@@ -27,31 +26,7 @@ NAMES = [f"feature {j} \u00e4" for j in range(24)]
 QUIET = {"flops": 1e10, "read_rate": 1e9}  # so that nothing is measured
 
 
-def rounds_of(run):
-    """How often the first site multiplied a block of each width."""
-    return Counter(
-        (e.question, e.shape[1])
-        for e in run.ledger
-        if e.site == run.sites[0] and e.direction == "up" and e.field == "Y"
-    )
-
-
-def planned(run, solver, monkeypatch, *args, **options):
-    """The plan of a solver that takes the rounds of a run."""
-    monkeypatch.setattr(
-        pca_course, "rehearse", lambda *_, **__: Rehearsed(rounds_of(run), run.stop_reason)
-    )
-    return fedpca.plan(*args, solvers=[solver], **QUIET, **options).solvers[0]
-
-
-@pytest.fixture
-def unrehearsed(monkeypatch):
-    """The usual rounds in place of those of a rehearsal, where rounds do not matter."""
-
-    def usual(solver, variances, k, rows, **_):
-        return Rehearsed(solver.usual_rounds(sum(rows), len(variances), k), "converged")
-
-    monkeypatch.setattr(pca_course, "rehearse", usual)
+SHORT = {"max_rounds": 4}  # so few that the fit and its rehearsal both run out of them
 
 
 def frames(rows, names=NAMES):
@@ -68,7 +43,7 @@ SIZES = {name: len(own) for name, own in ROWS.items()}
 
 @pytest.mark.parametrize("solver", [*SOLVERS, "merge about the mean"])
 @pytest.mark.parametrize("case", ["plain", "named and scaled", "gaps", "weights", "order"])
-def test_planned_bytes_are_those_that_cross(solver, case, monkeypatch):
+def test_planned_bytes_are_those_that_cross(solver, case):
     value = Merge(own_means=False) if solver not in SOLVERS else SOLVERS[solver]
     rows, features, more, weights = ROWS, 24, {}, None
     if case != "plain":
@@ -82,12 +57,12 @@ def test_planned_bytes_are_those_that_cross(solver, case, monkeypatch):
         weights = {site: np.ones(len(own)) for site, own in rows.items()}
     elif case == "order":
         rows = rows | {"north": rows["north"][NAMES[::-1]]}
-    model = FederatedPCA(3, solver=value, random_state=0, **more)
+    model = FederatedPCA(3, solver=value, random_state=0, **SHORT, **more)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some run out of rounds
-        run = model.set_params(max_rounds=20).fit(rows, sample_weight=weights).run_
-    flags = {"weighted": weights is not None, "in_order": case != "order"}
-    plan = planned(run, value, monkeypatch, SIZES, features, 3, **more, **flags)
+        run = model.fit(rows, sample_weight=weights).run_
+    flags = {"weighted": weights is not None, "in_order": case != "order", "solvers": [value]}
+    plan = fedpca.plan(SIZES, features, 3, **SHORT, **more, **flags, **QUIET).solvers[0]
     assert plan.is_counted
     assert (plan.bytes_up, plan.bytes_down) == (run.bytes_up, run.bytes_down)
     assert plan.rounds == run.rounds
@@ -97,16 +72,21 @@ def test_planned_bytes_are_those_that_cross(solver, case, monkeypatch):
     assert plan.site_bytes == max(by_site.values())
 
 
-@pytest.mark.parametrize("shape", [(2, 40, 60, 2), (12, 5, 8, 1), (3, 30, 130, 4)], ids=str)
+SHAPES = [(2, 40, 60, 2), (12, 5, 8, 1), (3, 30, 130, 4), (2, 90, 300, 3), (3, 310, 280, 5)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_planned_bytes_are_those_that_cross_for_other_sizes(solver, shape, monkeypatch):
+def test_planned_bytes_are_those_that_cross_for_other_sizes(solver, shape):
+    """Rehearsals have fewer features than the last two shapes."""
     n_sites, n, d, k = shape
     X = gapped_rows(RNG, n_sites * n, d, k)
     run = fitted_quietly(
-        FederatedPCA(k, solver=solver, random_state=0, max_rounds=12),
+        FederatedPCA(k, solver=solver, random_state=0, **SHORT),
         Federation.local(np.array_split(X, n_sites)),
     ).run_
-    plan = planned(run, solver, monkeypatch, n_sites * n, d, k, sites=n_sites)
+    plan = fedpca.plan(n_sites * n, d, k, sites=n_sites, solvers=[solver], **SHORT, **QUIET)[solver]
+    assert plan.is_counted
     assert (plan.bytes_up, plan.bytes_down) == (run.bytes_up, run.bytes_down)
     assert plan.rounds == run.rounds
 
@@ -116,10 +96,11 @@ def test_planned_bytes_are_those_that_cross_for_other_sizes(solver, shape, monke
     [Policy(min_rows_per_direction=0), Policy(gather=True, min_rows_per_direction=0)],
     ids=["closed", "gathers"],
 )
-def test_planned_bytes_know_what_a_policy_refuses(policy, monkeypatch):
-    model = FederatedPCA(3, solver="lanczos", random_state=0)
-    run = model.fit(Federation.local(guarded(ROWS, policy))).run_
-    plan = planned(run, "lanczos", monkeypatch, SIZES, 24, 3, policy=policy)
+def test_planned_bytes_know_what_a_policy_refuses(policy):
+    model = FederatedPCA(3, solver="lanczos", random_state=0, **SHORT)
+    run = fitted_quietly(model, Federation.local(guarded(ROWS, policy))).run_
+    options = {"policy": policy, "solvers": ["lanczos"], **SHORT, **QUIET}
+    plan = fedpca.plan(SIZES, 24, 3, **options)["lanczos"]
     assert (plan.bytes_up, plan.bytes_down) == (run.bytes_up, run.bytes_down)
     assert ("explained_energy" in plan.discloses) == policy.gather
 
@@ -134,17 +115,18 @@ def test_the_plan_knows_how_much_noise_a_site_asks_for(epsilon):
 
 
 @pytest.mark.parametrize("solver", [name for name, s in SOLVERS.items() if not s.seen])
-def test_planned_bytes_of_secure_sums_are_nearly_those_that_cross(solver, monkeypatch):
+def test_planned_bytes_of_secure_sums_are_nearly_those_that_cross(solver):
     fed = Federation.local(ROWS, secure=True)
-    run = fitted_quietly(FederatedPCA(3, solver=solver, random_state=0, max_rounds=25), fed).run_
-    plan = planned(run, solver, monkeypatch, SIZES, 24, 3, secure=True)
+    run = fitted_quietly(FederatedPCA(3, solver=solver, random_state=0, **SHORT), fed).run_
+    options = {"secure": True, "solvers": [solver], **SHORT, **QUIET}
+    plan = fedpca.plan(SIZES, 24, 3, **options)[solver]
     assert not plan.is_counted
     assert plan.bytes_up == pytest.approx(run.bytes_up, rel=0.02)
     assert plan.bytes_down == pytest.approx(run.bytes_down, rel=0.02)
     assert plan.discloses["count_and_sum"] == "masked"
 
 
-@pytest.mark.parametrize("solver", ["covariance", "power"])
+@pytest.mark.parametrize("solver", ["covariance", "subspace-iteration"])
 def test_planned_bytes_of_private_fits_are_nearly_those_that_cross(solver):
     privacy = Privacy(epsilon=5.0, delta=1e-6, row_bound=8.0)
     run = fitted_quietly(
@@ -175,7 +157,7 @@ def rows_with(variances, seed=0):
 @pytest.mark.parametrize(
     ("name", "solver"),
     [
-        *((name, solver) for name in SPECTRA for solver in ("lanczos", "power")),
+        *((name, solver) for name in SPECTRA for solver in ("lanczos", "subspace-iteration")),
         *(("xi = 1.1", solver) for solver in SENSITIVE),
         *(("falling", solver) for solver in SENSITIVE),
     ],
@@ -194,11 +176,13 @@ def test_planned_rounds_are_within_30_percent_of_real_ones(name, solver):
 def test_many_features_are_planned_from_some_of_them():
     variances = 1.0 / np.arange(1, 801)
     run = (
-        FederatedPCA(3, solver="power", center=False, random_state=0)
+        FederatedPCA(3, solver="subspace-iteration", center=False, random_state=0)
         .fit([np.diag(np.sqrt(variances))])
         .run_
     )
-    plan = fedpca.plan(800, 800, 3, sites=1, solvers=["power"], center=False, **QUIET)["power"]
+    plan = fedpca.plan(800, 800, 3, sites=1, solvers=["subspace-iteration"], center=False, **QUIET)[
+        "subspace-iteration"
+    ]
     assert plan.rounds == pytest.approx(run.rounds, rel=0.3)
 
 
@@ -211,20 +195,23 @@ def test_sites_with_fewer_rows_than_features_are_rehearsed_too():
     assert alone["faps"].stop_reason == "converged"
 
 
-def test_with_very_many_components_the_usual_rounds_are_planned():
-    plan = fedpca.plan(10**6, 20_000, 400, sites=9, **QUIET)
-    for name in ("lanczos", "power", "local-power", "faps"):
-        usual = SOLVERS[name].usual_rounds(10**6, 20_000, 400)
-        assert plan[name].solver_rounds == sum(usual.values())
-        assert plan[name].is_possible
+@pytest.mark.slow
+def test_very_many_components_are_planned_from_some_of_them():
+    options = {"sites": 9, "solvers": ["lanczos", "merge"], **QUIET}
+    plan = fedpca.plan(10**6, 20_000, 100, **options)
+    lanczos, merge = plan["lanczos"], plan["merge"]
+    components = 8 * 20_000 * 100  # sent at the end to measure the explained variance
+    blocks = lanczos.solver_rounds * payload(covariance_product, d=20_000, k=100)
+    assert lanczos.site_bytes == pytest.approx(blocks + components, rel=0.01)
+    assert LANCZOS_ROUNDS / 2 < lanczos.solver_rounds < 4 * LANCZOS_ROUNDS
+    assert merge.site_bytes == pytest.approx(8 * 20_000 * 110 + components, rel=0.02)
+    assert [lanczos.is_counted, merge.is_counted] == [False, True]
 
 
 def test_auto_takes_what_the_plan_says():
     for d, k in ((20, 3), (300, 2), (900, 2)):
         plan = fedpca.plan(4000, d, k, solvers=["covariance", "lanczos"], **QUIET)
         assert plan.auto == plan.recommended == cheapest_exact(4000, d, k).name
-        sizes = [usual_bytes(SOLVERS[name], 4000, d, k) for name in ("covariance", "lanczos")]
-        assert plan.auto == ("covariance", "lanczos")[int(np.argmin(sizes))]
     X = gapped_rows(RNG, 60, 400, 2)
     auto = fedpca.plan(60, 400, 2, solvers=["lanczos"], **QUIET).auto
     assert FederatedPCA(2).fit(np.array_split(X, 3)).run_.solver == auto == "lanczos"
@@ -248,14 +235,14 @@ def test_known_variances_may_recommend_another_solver_than_auto():
         (
             Policy(min_rows_per_direction=0),
             False,
-            {"covariance", "lanczos", "power", "local-power", "faps"},
+            {"covariance", "lanczos", "subspace-iteration", "local-power", "faps"},
         ),
         (Policy(allow=("merge",), gather=True, min_rows_per_direction=0), False, {"merge"}),
         (Policy(min_sites=9), False, set()),
         (
             Policy(require=("secure",), min_rows_per_direction=0),
             True,
-            {"covariance", "lanczos", "power", "local-power", "faps"},
+            {"covariance", "lanczos", "subspace-iteration", "local-power", "faps"},
         ),
         (
             Policy(allow=("any",), gather=True, min_count=1, min_rows_per_direction=0),
@@ -265,14 +252,14 @@ def test_known_variances_may_recommend_another_solver_than_auto():
     ],
     ids=["usual", "merge", "many sites", "secure", "any"],
 )
-def test_the_plan_knows_what_a_site_would_say(policy, secure, possible, unrehearsed):
+def test_the_plan_knows_what_a_site_would_say(policy, secure, possible):
     plan = fedpca.plan(SIZES, 24, 3, policy=policy, secure=secure, **QUIET)
     assert {each.solver for each in plan.solvers if each.is_possible} == possible
     assert (plan.recommended is None) == (not possible)
     sites = guarded(ROWS, policy)
     for each in plan.solvers:
         model = FederatedPCA(3, solver=each.solver, random_state=0)
-        if each.problem or each.solver in ("power", *SENSITIVE):
+        if each.problem or each.solver in ("subspace-iteration", *SENSITIVE):
             continue
         if each.refusal:
             with pytest.raises(PolicyRefused) as refused:
@@ -284,7 +271,7 @@ def test_the_plan_knows_what_a_site_would_say(policy, secure, possible, unrehear
         assert "no solver is possible" in plan.reason
 
 
-def test_a_policy_may_be_a_file(tmp_path, unrehearsed):
+def test_a_policy_may_be_a_file(tmp_path):
     (tmp_path / "policy.toml").write_text('allow = ["merge"]\nend = true\n')
     plan = fedpca.plan(90, 5, 2, policy=tmp_path / "policy.toml", **QUIET)
     assert plan["merge"].refusal.startswith(
@@ -338,24 +325,32 @@ def test_a_plan_is_plain_values():
         plan["lanczos"]
 
 
-def test_a_solver_that_does_not_tell_its_questions_has_estimated_bytes():
-    class Silent:
-        name, guarantee, seen = "silent", "exact", ()
-
-        def bytes_per_site(self, n, d, k):
-            return 1000
-
-        def script(self, plan):
-            raise NotImplementedError
-
-        def solve(self, fed, problem):
-            raise NotImplementedError
-
-    plan = fedpca.plan(100, 5, 2, solvers=[Silent(), "covariance"], **QUIET)
-    assert not plan["silent"].is_counted
-    assert 2 * 1500 < plan["silent"].bytes < 10 * 1500
+def test_a_rule_of_sites_makes_bytes_an_estimate():
     site = fedpca.plan(100, 5, 2, solvers=[solver_with("merge", site_components=0.9)], **QUIET)
     assert not site["merge"].is_counted
+
+
+def test_only_lanczos_keeps_all_blocks_at_the_coordinator():
+    """Both multiply the same blocks, but subspace iteration keeps only the last one."""
+    options = {"solvers": ["lanczos", "subspace-iteration"], **QUIET}
+    plan = fedpca.plan(10**5, 5000, 4, **options)
+    lanczos, plain = plan["lanczos"], plan["subspace-iteration"]
+    assert plain.solver_rounds > 3 * lanczos.solver_rounds
+    assert plain.server_memory < lanczos.server_memory
+
+
+def test_the_range_of_rounds_holds_for_rows_with_such_variances():
+    variances = 1.0 / np.arange(1, 31)
+    options = {"variances": variances, "solvers": ["subspace-iteration"], **QUIET}
+    plan = fedpca.plan(600, 30, 3, **options)["subspace-iteration"]
+    assert plan.fewest_rounds <= plan.rounds <= plan.most_rounds
+    rounds = []
+    for seed in range(12):
+        X = np.random.default_rng(seed).standard_normal((600, 30)) * np.sqrt(variances)
+        model = FederatedPCA(3, solver="subspace-iteration", random_state=seed)
+        rounds.append(model.fit(np.array_split(X, 3)).run_.rounds)
+    inside = [plan.fewest_rounds <= n <= plan.most_rounds for n in rounds]
+    assert sum(inside) >= 9
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from fedpca.solvers.contract import (
     scaled,
     starting_block,
 )
-from fedpca.solvers.costs import block_bytes, expected_rounds
 from fedpca.solvers.sign_flips import draw_signs, flips_order
 from fedpca.solvers.standardize import standardize, standardize_sites
 
@@ -55,9 +54,6 @@ class Momentum:
 
     def __post_init__(self) -> None:
         check_positive("following", self.following, 1)
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return block_bytes(d, k, 4 * expected_rounds(n, d, k))
 
     def script(self, plan: RunPlan) -> Script:
         return after_moments(

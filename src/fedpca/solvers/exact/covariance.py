@@ -30,9 +30,8 @@ from fedpca.protocol.question import question
 from fedpca.protocol.script import Script
 from fedpca.rows.gpu.devices import DEVICE_NAMES, find_device, is_device_name, top_eigen_on
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
-from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import SCALES, ColumnSums, moments_asked
+from fedpca.solvers.standardize import SCALES, ColumnSums
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -73,12 +72,6 @@ class Covariance:
     def __post_init__(self) -> None:
         if self.device is not None and not is_device_name(self.device):
             raise InputError(f"device={self.device!r} must be {DEVICE_NAMES}, or None for numpy")
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return usual_bytes(self, n, d, k)
-
-    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        return [*moments_asked(sizes), Asked(covariance_triangle)]
 
     def script(self, plan: RunPlan) -> Script:
         looks = (draw_signs.name,)
@@ -123,6 +116,7 @@ class Covariance:
     asks={"mean": "float64 d, fixed", "scale": f"float64 d, fixed, {SCALES}"},
     answers={"triangle": "float64 triangle, semidefinite, energy"},
     remembers=True,
+    work="scatter",
 )
 def covariance_triangle(site: Site, mean: Array, scale: Array) -> Arrays:
     """Send the upper triangle of A_i'A_i, and store the mean and the scale."""

@@ -79,12 +79,6 @@ from fedpca.solvers.contract import (
 )
 from fedpca.solvers.costs import (
     LANCZOS_ROUNDS,
-    Asked,
-    Rounds,
-    Sizes,
-    blocks,
-    expected_rounds,
-    usual_bytes,
 )
 from fedpca.solvers.exact.faps_at_site import (
     BY_CONDITION,
@@ -97,7 +91,7 @@ from fedpca.solvers.exact.faps_at_site import (
     solve_locally,
 )
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import moments_asked, standardize, standardize_sites
+from fedpca.solvers.standardize import standardize, standardize_sites
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -163,17 +157,6 @@ class Faps:
         check_positive("penalty", self.penalty, MAX_DECLARED_PENALTY)
         check_choice("stop", self.stop, STOP_RULES)
         check_choice("start_apart", self.start_apart, (True, False))
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return usual_bytes(self, n, d, k)
-
-    def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
-        return {(consensus_step.name, k): TIMES_LANCZOS * expected_rounds(n, d, k)}
-
-    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        agree = blocks(rounds, consensus_step)
-        end = Asked(energy_within, {"k": sizes.k})
-        return [*moments_asked(sizes), Asked(standardize), *agree, end]
 
     def script(self, plan: RunPlan) -> Script:
         values = {
@@ -346,6 +329,7 @@ class FapsState:
     answers={"Y": "float64 d k", "stop_value": "float64, squares"},
     remembers=True,
     times_energy=lambda asked: largest_mask(float(asked["penalty"])) * asked["Z"].shape[1],
+    passes=7,
 )
 def consensus_step(
     site: Site, Z: Array, penalty: Array, steps: Array, start_apart: Array, stop: Array
@@ -424,9 +408,13 @@ class End(NamedTuple):
         rounds, smallest = len(self.residuals), float(self.eigenvalues[-1])
         plain = self.plain_rounds
         if plain is not None and plain < rounds:
-            others = f"solver 'power' would take at most about {plain}, and 'lanczos' fewer"
+            others = (
+                f"solver 'subspace-iteration' would take at most about {plain}, and 'lanczos' fewer"
+            )
         elif stopped == "max_rounds" or (self.penalty > smallest and rounds > FEW_ROUNDS):
-            others = "solver 'power' would probably take fewer, and 'lanczos' far fewer"
+            others = (
+                "solver 'subspace-iteration' would probably take fewer, and 'lanczos' far fewer"
+            )
         else:
             return ""
         cause = ""

@@ -39,8 +39,8 @@ from fedpca.solvers.contract import (
     scaled,
     starting_block,
 )
-from fedpca.solvers.costs import Asked, Rounds, Sizes, expected_rounds, usual_bytes
-from fedpca.solvers.exact.subspace_iteration import asked_products, script_of_products
+from fedpca.solvers.costs import expected_rounds
+from fedpca.solvers.exact.subspace_iteration import script_of_products
 from fedpca.solvers.standardize import standardize_sites
 
 
@@ -89,16 +89,6 @@ class Lanczos:
             check_whole("block", self.block, 1)
         check_whole("max_krylov_bytes", self.max_krylov_bytes, 1)
         check_choice("stop", self.stop, ("angle", "noise"))
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return usual_bytes(self, n, d, k)
-
-    def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
-        width = min(max(self.block or k, k), d)
-        return {(covariance_product.name, width): expected_rounds(n, d, width)}
-
-    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        return asked_products(sizes, rounds)
 
     def script(self, plan: RunPlan) -> Script:
         return script_of_products(plan, plan.max_rounds, self.block or 1)

@@ -42,16 +42,10 @@ from fedpca.solvers.contract import (
 )
 from fedpca.solvers.costs import (
     LANCZOS_ROUNDS,
-    Asked,
-    Rounds,
-    Sizes,
-    expected_rounds,
-    usual_bytes,
 )
 from fedpca.solvers.exact.subspace_iteration import (
     TIMES_LANCZOS,
     SubspaceIteration,
-    asked_products,
     iterate,
 )
 from fedpca.solvers.sign_flips import flips_order
@@ -96,17 +90,6 @@ class LocalPower:
     def __post_init__(self) -> None:
         check_whole("local_steps", self.local_steps, 1, MAX_LOCAL_STEPS)
         check_whole("halve_every", self.halve_every, 1, 2**31)
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return usual_bytes(self, n, d, k)
-
-    def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
-        most = TIMES_LANCZOS * expected_rounds(n, d, k)
-        n_local = min(most - 1, self._n_halvings * self.halve_every)
-        return {(local_power_steps.name, k): n_local, (covariance_product.name, k): most - n_local}
-
-    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        return asked_products(sizes, rounds, local_power_steps)
 
     @property
     def _n_halvings(self) -> int:
@@ -160,6 +143,7 @@ class LocalPower:
     doing="improving the components",
     asks={"Z": "float64 d k, orthonormal", "steps": f"int64, 1..{MAX_LOCAL_STEPS}"},
     answers={"Y": "float64 d k, explained"},
+    passes=5,
 )
 def local_power_steps(site: Site, Z: Array, steps: Array) -> Arrays:
     """Take local power steps and send the last product in the basis that is closest to Z."""

@@ -25,7 +25,6 @@ from fedpca.linalg.dense import ROUNDING, angle_bounds, orth, outside, top_eigen
 from fedpca.linalg.krylov import KrylovSpace
 from fedpca.linalg.rank_rules import RankRule, Spectrum
 from fedpca.protocol.plan import RunPlan
-from fedpca.protocol.question import Question
 from fedpca.protocol.script import Script, then
 from fedpca.solvers.contract import (
     LOOK_TOL,
@@ -40,15 +39,9 @@ from fedpca.solvers.contract import (
 )
 from fedpca.solvers.costs import (
     LANCZOS_ROUNDS,
-    Asked,
-    Rounds,
-    Sizes,
-    blocks,
-    expected_rounds,
-    usual_bytes,
 )
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import Moments, moments_asked, standardize, standardize_sites
+from fedpca.solvers.standardize import Moments, standardize, standardize_sites
 
 N_GUARDS = 3  # columns of a search for a larger eigenvalue outside the block
 GUARD_ROUNDS = 40  # most rounds of that search; it takes many if the next eigenvalue is close
@@ -77,15 +70,6 @@ def script_of_products(plan: RunPlan, most: int, columns: int) -> Script:
     )
 
 
-def asked_products(sizes: Sizes, rounds: Rounds, *others: Question) -> list[Asked]:
-    """Return the questions of a solver that multiplies blocks after the moments.
-
-    ``others`` are further questions that multiply blocks.
-    """
-    products = blocks(rounds, covariance_product, *others)
-    return [*moments_asked(sizes), Asked(standardize), *products]
-
-
 @dataclass(frozen=True)
 class SubspaceIteration:
     """Repeatedly multiply a block by A'A and make it orthonormal.
@@ -99,21 +83,12 @@ class SubspaceIteration:
     >>> sites = [rows[:50], rows[50:]]
     >>> pca = FederatedPCA(2, solver=SubspaceIteration(), random_state=0).fit(sites)
     >>> pca.run_.solver, pca.run_.stop_reason
-    ('power', 'converged')
+    ('subspace-iteration', 'converged')
     """
 
-    name: ClassVar[str] = "power"
+    name: ClassVar[str] = "subspace-iteration"
     guarantee: ClassVar[str] = "exact"
     seen: ClassVar[tuple[str, ...]] = ()
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return usual_bytes(self, n, d, k)
-
-    def usual_rounds(self, n: int, d: int, k: int) -> Rounds:
-        return {(covariance_product.name, k): TIMES_LANCZOS * expected_rounds(n, d, k)}
-
-    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        return asked_products(sizes, rounds)
 
     def script(self, plan: RunPlan) -> Script:
         return script_of_products(plan, plan.max_rounds * (1 + GUARD_ROUNDS), N_GUARDS)

@@ -30,10 +30,9 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import question
 from fedpca.protocol.script import Script
 from fedpca.solvers.contract import Problem, Solution, after_moments, moments_and_rank
-from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.influence import SitePart, report_angles
 from fedpca.solvers.sign_flips import draw_signs, flips_order
-from fedpca.solvers.standardize import SCALES, moments_asked, near_frame
+from fedpca.solvers.standardize import SCALES, near_frame
 
 if TYPE_CHECKING:
     from fedpca.site.site import Site
@@ -60,14 +59,7 @@ class Tsqr:
     name: ClassVar[str] = "tsqr"
     guarantee: ClassVar[str] = "exact"
     seen: ClassVar[tuple[str, ...]] = ("triangular_factor",)
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return usual_bytes(self, n, d, k)
-
-    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        r = min(sizes.here, sizes.d)
-        entries = r * sizes.d - r * (r - 1) // 2
-        return [*moments_asked(sizes), Asked(triangular_factor, {"entries": entries})]
+    squares_rows: ClassVar[bool] = False
 
     def script(self, plan: RunPlan) -> Script:
         looks = (draw_signs.name,)
@@ -109,6 +101,8 @@ def misshapen_factor(answer: Arrays, asked: Arrays) -> str | None:
     remembers=True,
     at_most={"entries": "triangle"},
     check=misshapen_factor,
+    grows={"entries": "factor"},
+    work="factor",
 )
 def triangular_factor(site: Site, mean: Array, scale: Array) -> dict[str, Any]:
     """Send the R of a QR factorization of A_i, without its zeros, and store the mean and the scale."""

@@ -34,7 +34,6 @@ from fedpca.solvers.contract import (
     check_choice,
     moments_and_rank,
 )
-from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.one_round.merge import (
     asked_directions,
@@ -44,12 +43,10 @@ from fedpca.solvers.one_round.merge import (
     gather_summaries,
     look_further,
     looks,
-    n_directions,
     solution_of,
     summarize_about,
     summarizing,
 )
-from fedpca.solvers.standardize import moments_asked
 from fedpca.summary.summary import Summary, merge_in_tree
 
 COLUMNS_PER_COMPONENT = 3  # directions that a site sends per component
@@ -89,14 +86,6 @@ class Average:
     def __post_init__(self) -> None:
         check_site_components(self.site_components)
         check_choice("weights", self.weights, ("eigenvalues", "unweighted"))
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return usual_bytes(self, n, d, k)
-
-    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        columns = replace(sizes, k=COLUMNS_PER_COMPONENT * sizes.k)
-        r = n_directions(self.site_components, columns, 0)
-        return [*moments_asked(sizes), Asked(summarize_about, {"rule": 0, "r": r})]
 
     def script(self, plan: RunPlan) -> Script:
         values, bounds = asked_directions(plan, self.site_components, COLUMNS_PER_COMPONENT)

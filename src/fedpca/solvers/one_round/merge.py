@@ -47,14 +47,12 @@ from fedpca.solvers.contract import (
     is_rank_rule,
     moments_and_rank,
 )
-from fedpca.solvers.costs import Asked, Rounds, Sizes, usual_bytes
 from fedpca.solvers.influence import report_summaries
 from fedpca.solvers.standardize import (
     SCALES,
     Moments,
     at_least_two,
     large_mean,
-    moments_asked,
     near_frame,
 )
 from fedpca.summary.bounds import eigenvalue_bound
@@ -126,16 +124,6 @@ class Merge:
             check_whole("fan_in", self.fan_in, 2)
         check_site_components(self.site_components)
         check_choice("own_means", self.own_means, (True, False))
-
-    def bytes_per_site(self, n: int, d: int, k: int) -> int:
-        return usual_bytes(self, n, d, k)
-
-    def asks(self, sizes: Sizes, rounds: Rounds) -> list[Asked]:
-        if self.own_means and sizes.center and not sizes.scale and sizes.is_plain:
-            r = n_directions(self.site_components, sizes, N_SPARE, lost=1)
-            return [Asked(summarize_rows, {"names": sizes.order_bytes, "rule": 0, "r": r})]
-        r = n_directions(self.site_components, sizes, N_SPARE)
-        return [*moments_asked(sizes), Asked(summarize_about, {"rule": 0, "r": r})]
 
     def script(self, plan: RunPlan) -> Script:
         common, own = summarizing(plan, summarize_about), summarizing(plan, summarize_rows)
@@ -230,6 +218,7 @@ def impossible_summary(answer: Arrays, _: Arrays) -> str | None:
     remembers=True,
     at_most={"r": "d"},
     check=impossible_summary,
+    work="summary",
 )
 def summarize_rows(
     site: Site, features: Array, n_components: Array, rule: Array, n_spare: Array
@@ -264,6 +253,7 @@ def summarize_rows(
     remembers=True,
     at_most={"r": "d"},
     check=impossible_summary,
+    work="summary",
 )
 def summarize_about(
     site: Site,
@@ -373,15 +363,6 @@ def directions_to_ask(
         "rule": np.frombuffer(rule, np.uint8),
         "n_spare": np.int64(n_spare),
     }
-
-
-def n_directions(site_components: Any, sizes: Sizes, n_spare: int, lost: int = 0) -> int:
-    """Return how many directions a site sends; assume that a rule chooses one per component.
-
-    A site has at most as many directions as rows. Centering on its own mean costs ``lost`` of them.
-    """
-    wanted = site_components if isinstance(site_components, int) else sizes.k
-    return max(0, min(sizes.d, sizes.here - lost, min(sizes.d, wanted) + n_spare))
 
 
 def summarizing(plan: RunPlan, asked: Question) -> Order:

@@ -63,7 +63,7 @@ class Stiefel:
     >>> rng = np.random.default_rng(0)
     >>> shared, *own = np.eye(5)[:3] * 4
     >>> sites = [rng.normal(size=(40, 2)) @ [shared, local] for local in own]
-    >>> pca = PersonalizedPCA(1, 1, method=Stiefel(retraction="qr"), random_state=0).fit(sites)
+    >>> pca = PersonalizedPCA(1, 1, solver=Stiefel(retraction="qr"), random_state=0).fit(sites)
     >>> abs(pca.components_).round(3)
     array([[1., 0., 0., 0., 0.]])
     """
@@ -103,7 +103,7 @@ class Polar:
     >>> rng = np.random.default_rng(0)
     >>> shared, *own = np.eye(5)[:3] * 4
     >>> sites = [rng.normal(size=(40, 2)) @ [shared, local] for local in own]
-    >>> pca = PersonalizedPCA(1, 1, method=Polar(), random_state=0).fit(sites)
+    >>> pca = PersonalizedPCA(1, 1, solver=Polar(), random_state=0).fit(sites)
     >>> abs(pca.components_).round(3)
     array([[1., 0., 0., 0., 0.]])
     """
@@ -224,7 +224,11 @@ STEP_ANSWERS = {
 
 
 @question(
-    doing="improving the shared components", asks=STEP_ASKS, answers=STEP_ANSWERS, remembers=True
+    doing="improving the shared components",
+    asks=STEP_ASKS,
+    answers=STEP_ANSWERS,
+    remembers=True,
+    work="climb",
 )
 def stiefel_step(site: Site, U: Array, step: Array, back: Array, by_qr: Array) -> dict[str, Any]:
     """Step along the gradient in the tangent space at [U V_i]: Algorithm 2, choice 1."""
@@ -239,7 +243,11 @@ def stiefel_step(site: Site, U: Array, step: Array, back: Array, by_qr: Array) -
 
 
 @question(
-    doing="improving the shared components", asks=STEP_ASKS, answers=STEP_ANSWERS, remembers=True
+    doing="improving the shared components",
+    asks=STEP_ASKS,
+    answers=STEP_ANSWERS,
+    remembers=True,
+    work="climb",
 )
 def polar_step(site: Site, U: Array, step: Array, back: Array, by_qr: Array) -> dict[str, Any]:
     """Take the polar factor of [U V_i] + step S_i [U V_i]: Algorithm 2, choice 2, and Algorithm 1."""

@@ -65,7 +65,7 @@ class Power:
     >>> rng = np.random.default_rng(0)
     >>> shared, *own = np.eye(5)[:3] * 4
     >>> sites = [rng.normal(size=(40, 2)) @ [shared, local] for local in own]
-    >>> pca = PersonalizedPCA(1, 1, method=Power(), random_state=0).fit(sites)
+    >>> pca = PersonalizedPCA(1, 1, solver=Power(), random_state=0).fit(sites)
     >>> abs(pca.components_).round(3)
     array([[1., 0., 0., 0., 0.]])
     """
@@ -188,6 +188,7 @@ def _ambiguity(best: Climb, climbs: Sequence[Climb]) -> float:
         "along": "float64 m k k, semidefinite, explained",
         "local": "float64 m, squares, explained",
     },
+    work="climb",
 )
 def power_step(site: Site, U: Array) -> dict[str, Any]:
     """Send, for each U, G_i, U'S_i U, and the variance along V_i, times the site's weight."""

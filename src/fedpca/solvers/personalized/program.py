@@ -19,7 +19,7 @@ from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Script, maybe, script, then
 from fedpca.rows.standardized import usable_energy
 from fedpca.solvers.common_features import AGREEING, CommonFeatures, common_features
-from fedpca.solvers.contract import declared_method
+from fedpca.solvers.contract import declared_solver
 from fedpca.solvers.costs import LANCZOS_ROUNDS
 from fedpca.solvers.personalized.at_site import (
     begin_personalized,
@@ -29,9 +29,8 @@ from fedpca.solvers.personalized.at_site import (
     whole_local_part,
 )
 from fedpca.solvers.personalized.contract import PersonalizedSolver, Shared, Start
-from fedpca.solvers.personalized.gradient import Polar, Stiefel
 from fedpca.solvers.personalized.local_ranks import LocalRanks
-from fedpca.solvers.personalized.power import Power, power_step
+from fedpca.solvers.personalized.power import power_step
 from fedpca.solvers.personalized.projections import (
     bases_order,
     leading_of_bases,
@@ -41,7 +40,6 @@ from fedpca.solvers.personalized.projections import (
 from fedpca.solvers.personalized.starts import find_starts, leading_of_rows, starts_order
 from fedpca.solvers.standardize import ask_moments, at_least_two, moments_script
 
-METHODS: dict[str, PersonalizedSolver] = {m.name: m for m in (Power(), Stiefel(), Polar())}
 # A direction is tied with the shared ones if the sites' local parts contain all but this share of it.
 TIE = 0.01
 
@@ -156,15 +154,15 @@ def shared_and_local(
 
 @script("PersonalizedPCA")
 def personalized_script(plan: RunPlan) -> Script:
-    """Return what `shared_and_local` asks with the plan's method."""
+    """Return what `shared_and_local` asks with the plan's solver."""
     given = plan.parameters
-    method = declared_method(plan, METHODS)
+    solver = declared_solver(plan, "PersonalizedPCA")
     ranks, n_shared = LocalRanks.of(given["n_local"]), int(given["n_shared"])
-    n_init = int(given["n_init"]) if method.takes_many_starts else 1
+    n_init = int(given["n_init"]) if solver.takes_many_starts else 1
     has_local, gather = bool(ranks.most), bool(given["gather"])
     needs_moments = given["center"] == "common" or given["scale"]
     moments = moments_script(plan) if needs_moments else Script(then())
-    part = method.script(plan)
+    part = solver.script(plan)
     search = []
     if n_shared:
         starts = starts_order(given["start"], n_init, has_local=has_local, gather=gather)

@@ -1,17 +1,12 @@
-"""Tell what the course of a fit would cost and reveal under given conditions.
+"""Tell what a rehearsed fit would cost and reveal under given conditions.
 
-The conditions are the sites, what protects them, and how fast machines and networks are. Time follows
-from a simple model::
-
-    seconds = rounds * latency + bytes of all sites / bandwidth        the network
-            + the slowest site's operations / flops, or its reading    the sites, in parallel
-            + the coordinator's operations / flops                     the coordinator
+The conditions are the sites, what protects them, and how fast machines and networks are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,63 +18,69 @@ from fedpca.protocol.question import Question
 from fedpca.site.gate import refusal_of
 from fedpca.site.policy import Policy
 from fedpca.solvers.catalogue import to_plain
-from fedpca.solvers.costs import Sizes
-from fedpca.solvers.planning.course import Course
-from fedpca.solvers.planning.demand import Demand
-from fedpca.solvers.planning.memory import server_memory, site_memory
+from fedpca.solvers.planning.choice import Choice
+from fedpca.solvers.planning.machines import (
+    Demand,
+    Speed,
+    seconds_of,
+    server_memory,
+    site_memory,
+)
+from fedpca.solvers.planning.messages import Crossed, count
 from fedpca.solvers.planning.solver_plan import SolverPlan
-from fedpca.solvers.planning.traffic import Crossed, Party, traffic
-from fedpca.solvers.planning.workload import Speed, seconds_of
+
+HIDDEN = "it needs each site's answers, which secure sums hide"
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Who takes part in a fit, what protects the sites, and how fast machines and networks are."""
+    """What protects the sites, and how fast machines and networks are."""
 
-    parties: Sequence[Party]
-    sizes: Sizes  # ``here`` is not used
+    program: str
+    d: int
     secure: bool
     privacy: Privacy | None
     policy: Policy | None
     speed: Speed
 
-    def plan_for(self, course: Course, solver: Any) -> SolverPlan:
-        """Return what a fit with a solver would cost and reveal if it takes this course."""
-        crossed = list(
-            traffic(
-                course.asked,
-                self.parties,
-                self.sizes.d,
-                secure=self.secure,
-                answers=self._is_answered,
-            )
-        )
-        n, more = len(self.parties), course.more_bytes
+    def plan_for(self, choice: Choice, solver: Any) -> SolverPlan:
+        """Return what a fit with a solver would cost and reveal."""
+        problem = choice.problem_of(solver)
+        is_hidden = self.secure and choice.needs_each(solver)
+        rehearsal = choice.rehearse(solver, self.secure and not is_hidden)
+        parties = choice.parties
+        crossed, is_exact = count(rehearsal, parties, answers=self._is_answered)
+        if is_hidden:  # the fit goes on without those that it can do without
+            problem = problem or HIDDEN
         each_down = sum(each.down for each in crossed)
         up = np.sum([each.up for each in crossed], axis=0)
-        down, up_total = n * (each_down + more // 2), int(up.sum()) + n * (more // 2)
-        largest = max(self.parties, key=lambda party: party.rows)
-        rounds = sum(each.times for each in crossed)
-        demand = Demand(crossed, replace(self.sizes, here=largest.rows), n, largest.n_local)
+        down, up_total = len(parties) * each_down, int(up.sum())
+        largest = max(parties, key=lambda party: party.rows)
+        basis = getattr(solver, "max_krylov_bytes", 0)
+        demand = Demand(
+            crossed, largest.rows, self.d, choice.k, len(parties), largest.n_local, basis
+        )
+        has_rule = any(each.lengths.get("rule") for each in crossed)
+        n_rounds = rehearsal.rounds
         return SolverPlan(
-            solver=course.solver,
-            guarantee=course.guarantee,
-            rounds=rounds,
-            fewest_rounds=rounds - course.fewer,
-            most_rounds=rounds + course.more,
-            solver_rounds=course.solver_rounds,
-            stop_reason=course.stop_reason,
+            solver=solver.name,
+            guarantee="private" if self.privacy else solver.guarantee,
+            rounds=n_rounds,
+            fewest_rounds=rehearsal.fewest,
+            most_rounds=rehearsal.most,
+            solver_rounds=rehearsal.solver_rounds,
+            stop_reason=rehearsal.stop_reason,
             bytes_down=down,
             bytes_up=up_total,
-            site_bytes=int(up.max()) + each_down + more,
-            is_counted=course.is_counted and not self.secure,
-            seconds=seconds_of(demand, self.speed, down + up_total),
+            site_bytes=int(up.max()) + each_down,
+            is_counted=is_exact and not has_rule and not self.secure,
+            seconds=seconds_of(demand, self.speed, n_rounds, down + up_total),
             site_memory=site_memory(demand),
             server_memory=server_memory(demand),
-            angle_bound=course.angle_bound,
+            angle_bound=self._angle_bound(choice, solver, demand.n_directions),
             discloses=self._disclosed(crossed),
-            refusal=self._refusal(course, solver),
-            problem=course.problem or self._problem(course, crossed),
+            refusal=self._refusal(choice, solver),
+            problem=problem or _too_large(crossed),
         )
 
     def _is_answered(self, question: Question) -> bool:
@@ -99,27 +100,38 @@ class Conditions:
             if self._is_answered(each.question)
         }
 
-    def _refusal(self, course: Course, solver: Any) -> str:
+    def _refusal(self, choice: Choice, solver: Any) -> str:
         """Return why a site with the policy would not take part, or an empty string."""
         if self.policy is None:
             return ""
         settings: dict[str, Any] = {SECURE: True} if self.secure else {}
         if self.privacy is not None:
             settings[PRIVATE] = self.privacy.to_plain()
-        parameters = {**course.parameters, "solver": to_plain(solver)}
-        sites = {party.name: NO_KEY for party in self.parties}
-        run = RunPlan("plan", course.program, parameters, sites, privacy=settings)
+        parameters = {**choice.parameters, "solver": to_plain(solver)}
+        sites = {party.name: NO_KEY for party in choice.parties}
+        run = RunPlan("plan", self.program, parameters, sites, privacy=settings)
         return refusal_of(self.policy, run) or ""
 
-    def _problem(self, course: Course, crossed: Sequence[Crossed]) -> str:
-        """Return why the fit cannot run, or an empty string."""
-        if self.secure and course.needs_each:
-            return "it needs each site's answers, which secure sums hide"
-        for each in crossed:
-            largest = max(each.down, *each.up) // each.times
-            if largest > MAX_BYTES:
-                return (
-                    f"a message of {each.question.name!r} would take {largest:,} bytes, more than the "
-                    f"limit of {MAX_BYTES:,}"
-                )
-        return ""
+    def _angle_bound(self, choice: Choice, solver: Any, r: int) -> float:
+        """Return the bound that a solver would state if each site had the same variances.
+
+        ``r`` is the number of directions in the largest summary of any site.
+        """
+        k, variances = choice.k, choice.variances
+        if self.privacy is not None or solver.guarantee != "bounded" or r >= self.d:
+            return 0.0
+        left_out = variances[r] if r else variances[k]
+        gap = variances[k - 1] - variances[k] - left_out
+        return float(min(1.0, left_out / gap)) if gap > 0 else float(left_out > 0)
+
+
+def _too_large(crossed: Sequence[Crossed]) -> str:
+    """Return which message would be too large to send, or an empty string."""
+    for each in crossed:
+        largest = max(each.down, *each.up) // each.times
+        if largest > MAX_BYTES:
+            return (
+                f"a message of {each.question.name!r} would take {largest:,} bytes, more than the "
+                f"limit of {MAX_BYTES:,}"
+            )
+    return ""

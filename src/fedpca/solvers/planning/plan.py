@@ -1,8 +1,8 @@
 """Tell what a fit would cost and reveal with each solver, before any site is asked.
 
-The course of a fit says what the sites would be asked: `fedpca.solvers.planning.pca_course` and the
-``course`` of the other two families find it on made-up rows. `fedpca.solvers.planning.conditions`
-counts its messages, and estimates time and memory.
+The program of the fit runs in this process on made-up rows (`fedpca.solvers.planning.rehearsal`). The
+messages of this rehearsal are counted at the size of the fit (`fedpca.solvers.planning.messages`), and
+time and memory follow from them (`fedpca.solvers.planning.machines`).
 
 No rows are needed, nothing is sent, and no privacy budget is spent.
 """
@@ -27,9 +27,9 @@ from fedpca.solvers.catalogue import (
 from fedpca.solvers.contract import check_whole
 from fedpca.solvers.planning.choice import ASSUMED, CHOICES, PlannedFit
 from fedpca.solvers.planning.conditions import Conditions
+from fedpca.solvers.planning.machines import BANDWIDTH, LATENCY_S, speed_of
+from fedpca.solvers.planning.made_up import Party
 from fedpca.solvers.planning.solver_plan import Plan, recommend
-from fedpca.solvers.planning.traffic import Party
-from fedpca.solvers.planning.workload import BANDWIDTH, LATENCY_S, speed_of
 
 DEFAULTS = {  # the default parameters of FederatedPCA
     "center": True,
@@ -155,8 +155,8 @@ def plan(
     choice = CHOICES[program](asked, solvers)
     read = Policy.load(policy) if isinstance(policy, str | os.PathLike) else policy
     speed = speed_of(latency, bandwidth, flops, read_rate)
-    conditions = Conditions(choice.parties, choice.sizes, is_secure, promised, read, speed)
-    planned = tuple(conditions.plan_for(choice.course(each), each) for each in choice.solvers)
+    conditions = Conditions(program, d, is_secure, promised, read, speed)
+    planned = tuple(conditions.plan_for(choice, each) for each in choice.solvers)
     rivals = [solver.name for solver in chosen_by_auto()] if given is not None else ()
     recommended, reason = recommend(planned, choice.auto, rivals)
     assumes = [] if given is not None else [ASSUMED]

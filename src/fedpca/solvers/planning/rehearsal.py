@@ -1,144 +1,177 @@
-"""Find how many rounds a solver takes, by letting it solve a made-up problem with the same variances.
+"""Rehearse a fit: run its program on made-up rows, and keep the shapes of all messages.
 
-From a random start, a solver's number of rounds depends on the rows only through the eigenvalues of
-A'A and, for some solvers, through how the sites differ. So the solver's own program runs in this
-process on rows that are made up from variances, which are guessed or come from public data:
-
-    A = diag(sqrt(variance))                                 one site
-    A_i = R_i S^(-1/2) diag(sqrt(variance)),  S = sum_i R_i'R_i     several, R_i like n_i random rows
-
-Both have A'A = diag(variance). Several sites differ like sites whose rows are drawn from the same
-distribution. Nobody's rows are involved. With many features, only some of the trailing variances are
-kept, and the tolerance is raised by the same factor by which the sum of the variances falls.
+How many rounds a fit takes, and what it asks, depends on the rows. So the real program runs in this
+process, on few made-up rows. From a random start, its number of rounds depends on the rows only through
+the variances along the components and through how the sites differ. Rehearsals with other starts and
+other made-up rows show how much this number varies.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-import numpy as np
-import scipy.sparse as sp
-
-from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
-from fedpca.solvers.contract import Solver, covariance_product
-from fedpca.solvers.costs import Iterative, Rounds
-from fedpca.solvers.exact.lanczos import Lanczos
-from fedpca.solvers.pca import principal_components
-from fedpca.solvers.planning.made_up import evenly_thinned, like_rows
+from fedpca.engines.base import Engine, EngineWrapper
+from fedpca.engines.local import LocalEngine
+from fedpca.errors import SiteError
+from fedpca.privacy.gaussian import Privacy
+from fedpca.protocol.message import Header, Message
+from fedpca.protocol.plan import AGREE, DECLARE, PRIVATE
+from fedpca.protocol.question import Question, find_question
+from fedpca.site.site import Site
+from fedpca.solvers.costs import rehearsed_for
+from fedpca.solvers.planning.made_up import Cast
 
-# features of the made-up rows; Lanczos takes many, since it depends on all variances near the
-# leading ones and needs few rounds
-MAX_SIDE, MAX_SIDE_OF_LANCZOS = 240, 4000
-MAX_ENTRIES = 1 << 17  # entries of a block of the made-up rows
-LEAST_BLOCKS = 20  # blocks of k columns; with room for fewer, Lanczos would end too early
-# side times squared columns; each round of other solvers takes many times as many operations
-MAX_WORK = 1 << 18
-N_STARTS = 3
-MAX_SITES = 3  # made-up sites; more sites would not differ more
+N_REHEARSALS, MOST_REHEARSALS = 3, 9  # the latter if the first ones differ
+ALIKE = 1.3  # ratio of the most to the fewest rounds up to which rehearsals are alike
+# the expected range of so many normal numbers, in standard deviations (Tippett, 1925)
+RANGES = {1: 1.0, 2: 1.13, 3: 1.69, 4: 2.06, 5: 2.33, 6: 2.53, 7: 2.70, 8: 2.85, 9: 2.97}
+DEVIATIONS = 2.5  # the stated range reaches this many standard deviations to either side
+
+
+class Sent(NamedTuple):
+    """A message's header, and the dtype and the shape of each field."""
+
+    header: Header
+    fields: Mapping[str, tuple[Any, tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, message: Message) -> Sent:
+        """Return what is kept of a message."""
+        fields = {name: (array.dtype, array.shape) for name, array in message.arrays.items()}
+        return cls(message.header, fields)
+
+
+class Crossing(NamedTuple):
+    """One message to all made-up sites, and the answer of each."""
+
+    question: Question
+    asked: Sent
+    answers: dict[str, Sent]
 
 
 @dataclass(frozen=True)
-class Rehearsed:
-    """The rounds that a solver took and why it stopped.
+class Stage:
+    """The program of a fit, and the made-up sites on which it runs.
 
-    If the solver was not run, these are its usual rounds, and the reason is "".
+    ``rows`` is the number of rows that each of them has.
     """
 
-    rounds: Rounds
+    program: Callable[..., Any]
+    sites: Mapping[str, Site]
+    cast: Cast
+    rows: Mapping[str, int]
+    n_sites: int  # of the real fit
+    d: int  # features of the real fit
+    secure: bool = False
+    privacy: Privacy | None = None
+    is_drawn: bool = False
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What made-up sites were asked, and how the fit ended.
+
+    ``fewest`` and ``most`` say how many rounds a fit may take, given how other rehearsals differ.
+    """
+
+    stage: Stage
+    crossings: Sequence[Crossing]
+    rounds: int
     stop_reason: str
+    angle_bound: float = 0.0
+    fewest: int = 0
+    most: int = 0
 
     @property
-    def has_ended(self) -> bool:
-        """Return whether the solver ended before it ran out of rounds."""
-        return self.stop_reason not in ("max_rounds", "stalled")
+    def solver_rounds(self) -> int:
+        """Return the rounds of questions that are asked more than once."""
+        asked = Counter(each.question.name for each in self.crossings)
+        return sum(times for times in asked.values() if times > 1)
+
+    @property
+    def iterates(self) -> bool:
+        """Return whether the number of rounds depends on the rows."""
+        asked = Counter(each.question.name for each in self.crossings)
+        return max(asked.values()) > 1
 
 
-def rehearse(
-    solver: Solver,
-    variances: Array,
-    k: int,
-    rows: Sequence[int],
-    *,
-    tol: float,
-    max_rounds: int,
-) -> Rehearsed:
-    """Return the rounds of a solver for sites with these numbers of rows and these variances.
+class Recorder(EngineWrapper):
+    """An engine for made-up sites that keeps the shapes of all messages."""
 
-    The rounds of subspace iteration vary with the start, so the median over a few starts is taken. With
-    very many components, a rehearsal would take too long, so the solver's usual rounds are returned.
-    """
-    is_lanczos, d = isinstance(solver, Lanczos), len(variances)
-    usual = solver.usual_rounds(sum(rows), d, k) if isinstance(solver, Iterative) else {}
-    needs_sums = all(name == covariance_product.name for name, _ in usual)
-    most = MAX_SIDE_OF_LANCZOS if is_lanczos else MAX_SIDE
-    kept, tol = _thinned(np.sort(variances)[::-1], k, tol, most)
-    is_too_thin = is_lanczos and len(kept) < min(d, LEAST_BLOCKS * k)
-    if is_too_thin or (not is_lanczos and len(kept) * k**2 > MAX_WORK):
-        return Rehearsed(usual, "")
-    found: list[Rehearsed] = []
-    for seed in range(N_STARTS if needs_sums and not is_lanczos else 1):
-        made_up = _one_site(kept) if needs_sums else _several(kept, rows, d, seed)
-        found.append(_rounds_for(solver, made_up, k, tol, max_rounds, seed))
-        if not found[-1].has_ended:
-            return found[-1]
-    return sorted(found, key=lambda each: sum(each.rounds.values()))[len(found) // 2]
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.crossings: list[Crossing] = []
+
+    def fingerprints(self) -> Mapping[str, str]:
+        return {}
+
+    def ask(
+        self, names: Sequence[str], request: Message, timeout: float | None
+    ) -> Iterator[tuple[str, Message | bytes | SiteError]]:
+        asked = request.header["question"]
+        if asked in (DECLARE, AGREE):
+            yield from self.engine.ask(names, request, timeout)
+            return
+        crossing = Crossing(find_question(asked), Sent.of(request), {})
+        self.crossings.append(crossing)
+        for name, reply in self.engine.ask(names, request, timeout):
+            if isinstance(reply, Message):
+                crossing.answers[name] = Sent.of(reply)
+            yield name, reply
 
 
-def _rounds_for(
-    solver: Solver, made_up: dict[str, Any], k: int, tol: float, max_rounds: int, seed: int
-) -> Rehearsed:
-    """Return the rounds of a solver on made-up rows, from the start that a seed gives."""
-    fed = Federation.local(made_up)
-    program = partial(
-        principal_components,
-        solver=solver,
-        n_components=k,
-        center=False,
-        scale=False,
-        tol=tol,
-        max_rounds=max_rounds,
+def rehearse(stage: Stage, seed: int) -> Rehearsal:
+    """Run a program on made-up sites, and return what it asked them."""
+    recorder = Recorder(LocalEngine(dict(stage.sites)))
+    identity: dict[str, Any] = {"program": "rehearsal"}
+    if stage.privacy is not None:
+        identity = {
+            "program": "FederatedPCA",
+            "parameters": {},
+            "privacy": {PRIVATE: stage.privacy.to_plain()},
+        }
+    as_the_fit = rehearsed_for(stage.cast.side, stage.d, stage.n_sites / len(stage.sites))
+    with Federation(recorder, secure=stage.secure) as fed, as_the_fit:
+        result = fed.run(stage.program, identity=identity, seed=seed)
+    outcome = result.outcome
+    return Rehearsal(
+        stage, recorder.crossings, fed.record.rounds, outcome.stop_reason, outcome.angle_bound
     )
-    result = fed.run(program, identity={"program": "rehearsal"}, seed=seed)
-    first = fed.record.sites[0]
-    widths: Counter[tuple[str, int]] = Counter()
-    for entry in fed.record.ledger:
-        if entry.site == first and entry.direction == "up" and entry.field == "Y":
-            widths[entry.question, entry.shape[1]] += 1
-    return Rehearsed(dict(widths), result.outcome.stop_reason)
 
 
-def _one_site(variances: Array) -> dict[str, Any]:
-    """Return one site's rows, which suffice for a solver that needs only sums."""
-    p, roots = len(variances), np.sqrt(variances)
-    side = max(p, 2)  # a fit needs two rows
-    return {"rehearsal": sp.csr_array((roots, (range(p), range(p))), (side, p))}
+def usual(
+    rehearse: Callable[[int, bool], Rehearsal], *, secure: bool, first: int = N_REHEARSALS
+) -> Rehearsal:
+    """Return the rehearsal with the median number of rounds, out of some with different seeds.
 
-
-def _several(variances: Array, rows: Sequence[int], d: int, seed: int) -> dict[str, Any]:
-    """Return rows for several sites, each with its own sampling errors."""
-    p = len(variances)
-    rng = np.random.default_rng(seed)
-    positive = int(np.count_nonzero(variances))
-    n = [max(2, round(each * p / d)) for each in sorted(rows)[-MAX_SITES:]]
-    n[-1] += max(0, positive - sum(n))
-    factors = [like_rows(rng, each, positive) for each in n]
-    values, U = np.linalg.eigh(np.sum([R.T @ R for R in factors], axis=0))
-    whiten = (U / np.sqrt(values)) @ U.T * np.sqrt(variances[:positive])
-    return {
-        f"rehearsal {i}": np.pad(R @ whiten, ((0, 0), (0, p - positive)))
-        for i, R in enumerate(factors)
-    }
-
-
-def _thinned(variances: Array, k: int, tol: float, most: int) -> tuple[Array, float]:
-    """Return the variances, or fewer if there are very many, and the tolerance for their sum."""
-    side = max(min(most, MAX_ENTRIES // k), 2 * k)
-    if len(variances) <= side:
-        return variances, tol
-    kept = evenly_thinned(variances, max(k + 1, side // 2), side)
-    return kept, tol * float(variances.sum() / (kept.sum() or 1.0))
+    If the ``first`` ones differ, there are more of them. If most run out of rounds, no other is tried.
+    Those on drawn rows only tell how much the number varies. A few rehearsals do not show the
+    extremes. So the stated range follows from the standard deviation of the logarithms, which the
+    range of the logarithms shows. Secure sums take as many rounds, so they are tried only once.
+    """
+    found: list[Rehearsal] = []
+    for seed in range(MOST_REHEARSALS):
+        found.append(rehearse(seed, False))
+        n_out = sum(each.stop_reason == "max_rounds" for each in found)
+        rounds = sorted(each.rounds for each in found)
+        is_alike = rounds[-1] <= ALIKE * rounds[0]
+        is_enough = not found[0].iterates or n_out == N_REHEARSALS
+        if is_enough or (seed + 1 == first and is_alike):
+            break
+    exact = [seed for seed, each in enumerate(found) if not each.stage.is_drawn]
+    exact.sort(key=lambda seed: found[seed].rounds)
+    seed = exact[len(exact) // 2]
+    middle = found[seed]
+    deviation = math.log(rounds[-1] / rounds[0]) / RANGES[len(rounds)]
+    factor = math.exp(DEVIATIONS * deviation)
+    fewest = min(rounds[0], math.floor(middle.rounds / factor))
+    most = max(rounds[-1], math.ceil(middle.rounds * factor))
+    if secure:  # some questions that a program can do without are not asked
+        plain, middle = middle, rehearse(seed, True)
+        fewest, most = (n + middle.rounds - plain.rounds for n in (fewest, most))
+    return replace(middle, fewest=fewest, most=most)

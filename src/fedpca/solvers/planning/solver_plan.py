@@ -23,7 +23,7 @@ from fedpca.facts import (
     ValueKind,
     choice,
 )
-from fedpca.solvers.planning.workload import Speed
+from fedpca.solvers.planning.machines import Speed
 
 TELLS_APART = 1.3  # smaller ratios of bytes do not count, since rounds are only estimated
 
@@ -45,10 +45,10 @@ class SolverPlan:
     """What a fit would cost and reveal with one solver.
 
     ``rounds`` counts all questions, as `run_.rounds` does, and ``solver_rounds`` counts those whose
-    number depends on the rows. If rehearsals differ, ``rounds`` is their median, and ``fewest_rounds``
-    and ``most_rounds`` are the extremes; otherwise, the three are equal. ``stop_reason`` is why the
-    rehearsal stopped, or "" if there was none. Bytes are those of all messages to and from all sites,
-    and ``site_bytes`` those to and from the site with the most traffic. If ``is_counted`` is true and
+    number depends on the rows. If rehearsals differ, ``rounds`` is their median, and most fits take
+    between ``fewest_rounds`` and ``most_rounds``; otherwise, the three are equal. ``stop_reason`` is
+    why the rehearsal stopped. Bytes are those of all messages to and from all sites, and
+    ``site_bytes`` those to and from the site with the most traffic. If ``is_counted`` is true and
     the run takes these rounds, its record will have the same numbers. ``site_memory`` and
     ``server_memory`` are estimates in bytes, without the program.
 

@@ -110,6 +110,7 @@ def noisy_count_and_sum(site: Site, features: Array) -> Arrays:
     answers={"triangle": "int64 triangle"},
     remembers=True,
     spends=spends_scatter,
+    work="scatter",
 )
 def noisy_scatter(site: Site, mean: Array) -> Arrays:
     """Send the triangle of the scatter about the mean, with each row shortened to the bound."""

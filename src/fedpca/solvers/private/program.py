@@ -47,9 +47,8 @@ from fedpca.privacy.gaussian import Privacy, around_point
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.script import Order, Script, either, then
 from fedpca.rows.bounded import MAX_ROWS, RADIUS
-from fedpca.solvers.common_features import AGREEING, column_names, common_features
+from fedpca.solvers.common_features import AGREEING, common_features
 from fedpca.solvers.contract import PcaResult, Solution, Solver, check_choice
-from fedpca.solvers.costs import Asked, Sizes
 from fedpca.solvers.private.at_site import (
     AROUND_TIMES,
     COUNT_UNIT,
@@ -66,7 +65,7 @@ from fedpca.solvers.standardize import Moments
 MAX_SCATTER_FEATURES = 4096  # with more features, products are summed instead of the scatter
 SPARE_COLUMNS = 5  # columns of a block, in addition to one for each component
 MAX_LOOK = 50  # components that a rule can find in products
-SOLVERS = ("auto", "covariance", "power")  # the solvers that can add noise
+SOLVERS = ("auto", "covariance", "subspace-iteration")  # the solvers that can add noise
 # the 97.5 % quantile for real matrices; 5 % of norms exceed it, at one end or the other
 TRACY_WIDOM = 1.454
 
@@ -256,26 +255,14 @@ def private_script(plan: RunPlan) -> Script:
     ways: dict[str, Order] = {
         "auto": either(noisy_scatter, products),
         "covariance": then(noisy_scatter),
-        "power": products,
+        "subspace-iteration": products,
     }
     return Script(then(AGREEING, noisy_count_and_sum, ways[plan.solver]))
 
 
 def private_solver(d: int) -> str:
     """Return the mechanism that a private fit uses by default."""
-    return "covariance" if d <= MAX_SCATTER_FEATURES else "power"
-
-
-def private_asked(name: str, sizes: Sizes, privacy: Privacy) -> list[Asked]:
-    """Return what `private_components` asks with the mechanism of this name."""
-    first = [
-        Asked(column_names, {"bytes": sizes.name_bytes}),
-        Asked(noisy_count_and_sum, {"bytes": sizes.order_bytes}),
-    ]
-    if name == "covariance":
-        return [*first, Asked(noisy_scatter)]
-    width = min(sizes.d, min(sizes.k, MAX_LOOK) + SPARE_COLUMNS)
-    return [*first, Asked(noisy_product, {"k": width}, privacy.n_products)]
+    return "covariance" if d <= MAX_SCATTER_FEATURES else "subspace-iteration"
 
 
 def check_private(solver: str | None, scale: bool, missing: str) -> None:

@@ -149,6 +149,8 @@ def squares_present(site: Site, about: Array) -> dict[str, Array]:
         "equal": "int64 m, count",
     },
     remembers=True,
+    grows={"m": "d"},
+    passes=75,
 )
 def count_values(
     site: Site, features: Array, about: Array, guess: Array, shift: Array, of: Array
@@ -297,6 +299,7 @@ def carried_scores(site: Site, turn: Array, mean_scores: Array) -> Array:
     },
     answers={"VV": "float64 r r, semidefinite, energy", "rows": "int64, count"},
     remembers=True,
+    passes=300,
 )
 def finish_robust(
     site: Site,

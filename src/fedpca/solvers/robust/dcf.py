@@ -75,7 +75,7 @@ class Dcf:
     >>> rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 12))
     >>> rows[5, 3] += 100
     >>> sites = [rows[:30], rows[30:]]
-    >>> pca = RobustPCA(2, method=Dcf(local_steps=4), random_state=0, tol=1e-3).fit(sites)
+    >>> pca = RobustPCA(2, solver=Dcf(local_steps=4), random_state=0, tol=1e-3).fit(sites)
     >>> worst = pca.outlier_scores(rows).cells.argmax()
     >>> [int(i) for i in np.unravel_index(worst, rows.shape)]
     [5, 3]
@@ -172,6 +172,8 @@ def by_gradients(
     },
     answers={"U": "float64 d r", "VV": "float64 r r, semidefinite"},
     remembers=True,
+    work="separate",
+    passes=60,
 )
 def gradient_round(
     site: Site,

@@ -88,7 +88,7 @@ class Threshold:
     >>> rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 12))
     >>> rows[5, 3] += 100
     >>> sites = [rows[:30], rows[30:]]
-    >>> pca = RobustPCA(2, method=Threshold(), random_state=0).fit(sites)
+    >>> pca = RobustPCA(2, solver=Threshold(), random_state=0).fit(sites)
     >>> worst = pca.outlier_scores(rows).cells.argmax()
     >>> [int(i) for i in np.unravel_index(worst, rows.shape)]
     [5, 3]
@@ -222,6 +222,7 @@ def turn_by_noise(deviation: float, squares: Array, inlier_share: Array) -> floa
     doing="finding a start without large values",
     asks={"U": "float64 d r, orthonormal", "threshold": "float64, positive"},
     answers={"Y": "float64 d r"},
+    passes=20,
 )
 def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
     """Send C'(C U); C holds the rows, with zeros for missing entries and those beyond the threshold.
@@ -254,6 +255,8 @@ def clipped_product(site: Site, U: Array, threshold: Array) -> dict[str, Any]:
     },
     answers={**SUMS, "good": "int64 d, count"},
     remembers=True,
+    work="separate",
+    passes=50,
 )
 def hard_round(
     site: Site,

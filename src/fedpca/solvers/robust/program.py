@@ -26,7 +26,7 @@ from fedpca.protocol.script import Script, maybe, repeat, repeat_from_once, scri
 from fedpca.rows.columns import some_of
 from fedpca.rows.standardized import refuse_tiny, usable_energy
 from fedpca.solvers.common_features import AGREEING, CommonFeatures, common_features
-from fedpca.solvers.contract import declared_method
+from fedpca.solvers.contract import declared_solver
 from fedpca.solvers.robust.at_site import (
     begin_robust,
     count_present,
@@ -44,9 +44,8 @@ from fedpca.solvers.robust.contract import (
     RobustSolver,
     Solved,
 )
-from fedpca.solvers.robust.dcf import Dcf
 from fedpca.solvers.robust.growth import FLIPS
-from fedpca.solvers.robust.hard import START_ROUNDS, Threshold, clipped_product, start_clipped
+from fedpca.solvers.robust.hard import START_ROUNDS, clipped_product, start_clipped
 from fedpca.solvers.robust.medians import (
     EDGES,
     FINE,
@@ -62,10 +61,8 @@ from fedpca.solvers.robust.rows_apart import (
     leave_out,
     leave_out_rows,
 )
-from fedpca.solvers.robust.soft import Auto, LeastSquares
 from fedpca.solvers.standardize import at_least_two
 
-METHODS: dict[str, RobustSolver] = {m.name: m for m in (Auto(), Threshold(), LeastSquares(), Dcf())}
 ROUNDS = ("hard_round", "soft_round", "gradient_round")
 MAX_REFERENCES = 64  # most references to try for the typical size of an entry
 MAX_ATTEMPTS = 4  # fits at most; each leaves out rows that lay apart in the previous one
@@ -142,9 +139,9 @@ def low_rank_and_sparse(
 
 @script("RobustPCA")
 def robust_script(plan: RunPlan) -> Script:
-    """Return what `low_rank_and_sparse` asks with the plan's method."""
+    """Return what `low_rank_and_sparse` asks with the plan's solver."""
     given = plan.parameters
-    part = declared_method(plan, METHODS).script(plan)
+    part = declared_solver(plan, "RobustPCA").script(plan)
     n_kinds = len(KINDS) if given["scale"] else int(given["center"] == "median")
     attempt = then(
         repeat_from_once(begin_robust, MAX_REFERENCES),

@@ -102,7 +102,7 @@ class LeastSquares:
     >>> rows = rng.normal(size=(60, 2)) @ rng.normal(size=(2, 12))
     >>> rows[5, 3] += 100
     >>> sites = [rows[:30], rows[30:]]
-    >>> pca = RobustPCA(2, method=LeastSquares(), random_state=0).fit(sites)
+    >>> pca = RobustPCA(2, solver=LeastSquares(), random_state=0).fit(sites)
     >>> worst = pca.outlier_scores(rows).cells.argmax()
     >>> [int(i) for i in np.unravel_index(worst, rows.shape)]
     [5, 3]
@@ -246,6 +246,8 @@ def rank_of(values: Array, bound: int) -> Rank:
     },
     answers=SUMS,
     remembers=True,
+    work="separate",
+    passes=30,
 )
 def soft_round(
     site: Site,
