@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from fedpca.cli.console import exit_codes, refuse_overwriting, say
-from fedpca.cli.option_groups import LeftOut, with_groups
-from fedpca.cli.options import BY_MODEL, Database, Delta, Force, Quiet, RowBound, source_of
+from fedpca.cli.methods import Noise
+from fedpca.cli.option_groups import LeftOut, option_of, with_groups
+from fedpca.cli.options import BY_MODEL, Database, Force, Quiet, source_of
 from fedpca.errors import InputError
 from fedpca.estimators import RobustPCA, load
 from fedpca.estimators.fitting import matching_rows
@@ -88,8 +89,8 @@ def plot(
         ),
     ] = [],  # noqa: B006
     features: Annotated[int | None, typer.Option(min=1, help="Number of features to draw.")] = None,
-    delta: Delta = None,
-    row_bound: RowBound = None,
+    delta: Annotated[float | None, option_of(Noise, "delta")] = None,
+    row_bound: Annotated[float | None, option_of(Noise, "row_bound")] = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
