@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedpca.audit import leakage
-from fedpca.audit.exposures import Exposure
+from fedpca.audit.exposures import Exposure, Leakage
 from fedpca.audit.lying import ATTACKS, attack_site
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
 from fedpca.cli.info import refuse_both
@@ -125,14 +125,7 @@ def audit(
             return
         if policy is not None or csv:
             raise InputError("--policy and --csv require --lying; add --lying, or omit them")
-        for path in (table, plot):
-            if path is not None:
-                refuse_overwriting(path, force)
-        if table is not None and table.suffix != ".csv":
-            raise InputError(f"{table} must end in .csv, as in {table.stem}.csv")
-        if plot is not None:
-            check_plot_file(plot)
-            pyplot()  # fail early if matplotlib is not installed
+        _check_files(table, plot, force)
         parameters = method.parameters()
         parameters.pop("n_components", None)
         n_solvers = len(SOLVERS if solver == ["all"] else solver)
@@ -149,14 +142,30 @@ def audit(
                 **parameters,
             )
         show(measured.facts(by_site=by_site), json=json)
-        if table is not None:
-            with atomic.writing(table) as temporary:
-                temporary.write_text(as_csv(Exposure._fields, measured.exposures) + "\n")
-        if plot is not None:
-            save_figure(LeakDisplay.from_leakage(measured).figure_, plot)
+        _write_files(measured, table, plot)
         for path in (table, plot):
             if path is not None and not json:
                 out.print(f"Wrote {path}")
+
+
+def _check_files(table: Path | None, plot: Path | None, force: bool) -> None:
+    """Refuse files that cannot be written, before the attacks begin."""
+    for path in (table, plot):
+        if path is not None:
+            refuse_overwriting(path, force)
+    if table is not None and table.suffix != ".csv":
+        raise InputError(f"{table} must end in .csv, as in {table.stem}.csv")
+    if plot is not None:
+        check_plot_file(plot)
+        pyplot()  # fail early if matplotlib is not installed
+
+
+def _write_files(measured: Leakage, table: Path | None, plot: Path | None) -> None:
+    if table is not None:
+        with atomic.writing(table) as temporary:
+            temporary.write_text(as_csv(Exposure._fields, measured.exposures) + "\n")
+    if plot is not None:
+        save_figure(LeakDisplay.from_leakage(measured).figure_, plot)
 
 
 def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:

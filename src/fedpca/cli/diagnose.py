@@ -46,6 +46,9 @@ def diagnose(
             min=0,
         ),
     ] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed for random starts, and for the shuffles of --permutations.")
+    ] = 0,
     no_site_map: Annotated[
         bool, typer.Option("--no-site-map", help="Ask only for sums, and do not compare sites.")
     ] = False,
@@ -94,7 +97,11 @@ def diagnose(
             )
         with asked.join_for(fitted, files, databases, reading, quiet=quiet) as rows:
             found = diagnose_model(
-                fitted, rows, site_map=not no_site_map, n_permutations=permutations
+                fitted,
+                rows,
+                site_map=not no_site_map,
+                n_permutations=permutations,
+                random_state=seed,
             )
         show(found.facts(alpha), json=json, quiet=quiet)
         if output is not None:

@@ -45,6 +45,15 @@ def plan(
     ] = [],  # noqa: B006
     noise: Noise = NO_NOISE,
     asked: Annotated[WhichSites, LeftOut(NO_SITE_ASKED)] = FILES_ONLY,
+    weighted: Annotated[
+        bool, typer.Option("--weighted", help="The rows have weights, as with --weight.")
+    ] = False,
+    in_order: Annotated[
+        bool,
+        typer.Option(
+            "--in-order/--any-order", help="Whether the sites have their columns in one order."
+        ),
+    ] = True,
     policy: Annotated[
         Path | None,
         typer.Option(help="TOML file with a site's policy, to show what the site would refuse."),
@@ -113,6 +122,8 @@ def plan(
             model,
             sites=sites_of(asked.sites or str(N_SITES)) or 0,
             solvers=solver or None,
+            weighted=weighted,
+            in_order=in_order,
             secure=asked.secure or None,
             policy=None if policy is None else read_policy(policy),
             variances=None if like is None else _variances(like, features, method.kind),
