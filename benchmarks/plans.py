@@ -91,11 +91,11 @@ def rounds(quick: bool) -> None:
     repeats, features, n_spectra = (1, (20,), 1) if quick else (9, (20, 60, 200), 3)
     print(f"\nplanned rounds over the median of {repeats} fits, with the smallest and the largest")
     head = f"{'planned':>8s}{'range':>15s}{'ratio':>7s}   fits"
-    print(f"  {'method':20s}{'variances':>20s}{'features':>9s}{head}")
+    print(f"  {'solver':20s}{'variances':>20s}{'features':>9s}{head}")
     ratios: dict[str, list[float]] = {}
     inside: dict[str, list[bool]] = {}
-    methods = list(ROUNDS_OF.items())[: 5 if quick else None]  # the last ones take many rounds
-    for name, make in methods:
+    solvers = list(ROUNDS_OF.items())[: 5 if quick else None]  # the last ones take many rounds
+    for name, make in solvers:
         for d in features:
             for kind, variances in list(spectra(d).items())[-n_spectra:]:
                 model = make(0)

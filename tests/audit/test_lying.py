@@ -54,6 +54,7 @@ VALUES = {
     "extreme values": 2 * D,
     "gaps, one value": 1,
     "moved fill": D - 1,
+    "bisected rounding": 1,
 }
 MOMENTS = ("row count", "mean", "X'X")
 FACTS = {
@@ -88,6 +89,7 @@ RULES = {  # by which the default policy refuses an attack
     "moved center, totals": "'(RobustPCA|robust)'",
     "rounding": "does not allow 'auto'",
     "rounding, totals": "does not allow 'auto'",
+    "bisected rounding": "does not allow 'auto'",
     "sign flips": "does not allow 'auto'",
     "few rows flipped": "does not allow 'auto'",
     "gaps, one value": f"in columns {D - 2}, gaps .*min_count=",
@@ -104,10 +106,16 @@ RULES = {  # by which the default policy refuses an attack
     "moving ball": "run_epsilon=1, but the plan asks for epsilon inf",
 }
 ANSWERED = ["constant columns", "far mean", "far mean, totals"]  # but the answers tell nothing
-BY_AUTO = ["rounding", "rounding, totals", "sign flips"]  # answered where "auto" is allowed
+BY_AUTO = [
+    "rounding",
+    "rounding, totals",
+    "bisected rounding",
+    "sign flips",
+]  # answered where "auto" is allowed
 AUTO = replace(JOINING, allow=("federated", "auto"))
 GAPS = ["crossing gaps", "three gaps", "change between kinds"]
-ELSEWHERE = [*PUBLISHED, *GAPS, "dominant row"]  # tested in test_lying_published.py
+PARTS = ["rows that came", "rows with gaps", "mostly empty column"]
+ELSEWHERE = [*PUBLISHED, *GAPS, *PARTS, "dominant row"]  # tested in test_lying_published.py
 HERE = [name for name in ATTACKS if name not in ELSEWHERE]
 HONEST = ["honest run", "invented sites", "colluding sites"]  # what no policy here prevents
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedpca import FederatedPCA, Federation, Policy, Site
-from fedpca.audit import lying_known, lying_totals
+from fedpca.audit import lying_known, lying_parts, lying_totals
 from fedpca.audit.lattice import subset_of_sum
 from fedpca.audit.liar import Liar, Refused, score
 from fedpca.audit.lying import ATTACKS, PUBLISHED, attack_site
@@ -19,6 +19,8 @@ RECORDS = {
     "three gaps": 1,
     "change between kinds": 1,
     "dominant row": 1,
+    "rows that came": lying_parts.N_APART,
+    "rows with gaps": lying_parts.N_APART,
     "known columns": lying_known.N_LINKED,
     "known values, flags": lying_known.N_FLAGGED,
     "counted flags": lying_known.N_COUNTED,
@@ -32,6 +34,8 @@ RULES = {  # by which the default policy refuses an attack
     "three gaps": "min_count=|min_change=",
     "change between kinds": "min_change=",
     "dominant row": "max_share=",
+    "rows that came": "the rows that have changed .*min_rows_per_direction=|min_change=",
+    "rows with gaps": "the rows with gaps .*min_rows_per_direction=",
     "known columns": "min_rows_per_direction=",
     "counted flags": "min_rows_per_direction=",
     "counted flags, private": "run_epsilon=",
@@ -39,6 +43,7 @@ RULES = {  # by which the default policy refuses an attack
     "independent rows, products": "min_rows_per_direction=",
 }
 UNSTOPPED = ["known values, flags", "patterns of flags"]  # which only noise would stop
+OTHERS = ["changing rosters", "mostly empty column"]
 MOMENTS = ("row count", "mean", "X'X")
 
 
@@ -49,7 +54,7 @@ def sites(*names):
 
 @pytest.fixture(scope="module")
 def lying():
-    return attack_site(sites("north", "east", "south"), attacks=[*RECORDS, "changing rosters"])
+    return attack_site(sites("north", "east", "south"), attacks=[*RECORDS, *OTHERS])
 
 
 def liar_who_knows(attack, policy, *, n_known=None, store=None):
@@ -90,6 +95,14 @@ def test_no_policy_stops_what_honest_totals_of_flags_reveal(attack, policy, lyin
     outcome = lying.of(attack, policy)
     assert outcome.records == RECORDS[attack] > 4 * outcome.guessed_records
     assert "a guess: " in outcome.in_words or not outcome.guessed_records
+
+
+def test_the_values_of_a_mostly_empty_column_are_not_solved_for(lying):
+    assert lying.of("mostly empty column", "open").values == lying_parts.D_LINKED - 1
+    for policy in ("default", "strict"):
+        outcome = lying.of("mostly empty column", policy)
+        assert not outcome.has_found
+        assert any("the rows with values in two columns" in rule for rule in outcome.rules)
 
 
 def test_a_dominant_row_is_read_in_spite_of_min_count():

@@ -14,7 +14,9 @@ import pytest
 from fedpca import Site
 from fedpca.audit.liar import Liar, Refused, score
 from fedpca.audit.lying import ATTACKS, attack_site
+from fedpca.linalg.grid import SHARE, rounded_up
 from fedpca.site.policy import JOINING
+from fedpca.solvers import sign_flips
 
 N, D = 60, 8
 AUTO = replace(JOINING, allow=("federated", "auto"))
@@ -56,6 +58,45 @@ def test_without_the_grid_totals_give_values_away_as_long_as_the_budget_lasts():
     found, refusals = values_found(three_sites(), replace(AUTO, max_runs_per_day=60))
     assert found >= N
     assert "max_runs_per_day" in refusals[0]
+
+
+def test_without_secret_points_between_steps_they_tell_a_value_in_spite_of_the_grid(monkeypatch):
+    attack, rows = ATTACKS["bisected rounding"], three_sites()["north"]
+    found = []
+    for shares in (sign_flips.secret_shares, lambda _, shape, *about: np.zeros(shape)):
+        monkeypatch.setattr(sign_flips, "secret_shares", shares)
+        liar = Liar({"north": Site(rows, name="north", policy=AUTO).answer_bytes}, three_sites())
+        liar.begin(**attack.plans[0])
+        found.append(score(attack.run(liar), rows).values)
+        assert not liar.refusals
+    assert found == [0, 1]
+
+
+def products_of_rows(rows, seeds):
+    """The products of a site's rows with a direction, about means that differ a little."""
+    d = rows.shape[1]
+    policy = replace(JOINING, max_runs_per_day=None)
+    site = Site(rows, name="north", policy=policy, memory_limit=0)  # as if A'A did not fit
+    liar = Liar({"north": site.answer_bytes}, ["east"])
+    for seed in seeds:
+        liar.begin(**ATTACKS["out of turn"].plans[0])
+        liar.ask_one("column_names")
+        liar.ask("count_and_sum", features=np.empty(0, np.uint8), missing=np.int64(0))
+        mean = rows.mean(axis=0) + 2.0**-40 * seed
+        liar.ask("standardize", mean=mean, scale=np.ones(d), n_products=np.int64(1))
+        yield mean, liar.ask("covariance_product", Z=np.eye(d, 1))["Y"][:, 0]
+
+
+def test_where_a_product_with_a_direction_is_rounded_cannot_be_told():
+    rows = three_sites()["north"]
+    distances = []
+    for mean, product in products_of_rows(rows, range(60)):
+        A = rows - mean
+        norms = rounded_up(np.sqrt(np.square(A).sum(axis=0)))
+        distances.append((product - A.T @ A[:, 0]) / (SHARE * norms * norms[0]))
+    size = np.abs(distances)
+    assert (size < 1.5).all()  # half a step, half a step that is secret, and a few roundings
+    assert 0.02 < (size > 0.6).mean() < 0.6
 
 
 @pytest.mark.usefixtures("no_grid")

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import os
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -55,66 +50,6 @@ def test_a_command_has_every_option_of_a_reading_or_a_reason(command):
 def test_python_offers_the_same_options_as_the_shell():
     for function in (Site, fedpca.Summary.of, fedpca.Federation.dask):
         assert set(option_names()) <= set(inspect.signature(function).parameters)
-
-
-NEW = """
-    units: str | None = option(None, "Units of the rows, such as mm.", metavar="UNIT")
-    # whether columns and log_normalize"""
-PROOF = """
-import inspect, sys
-import numpy as np
-import pyarrow as pa
-from importlib import import_module
-from typer.testing import CliRunner
-import fedpca
-from fedpca import Federation, Site, Summary
-from fedpca.cli.app import app
-from fedpca.rows.reading import Reading
-
-assert "/scratch/" in fedpca.__file__.replace("\\\\", "/"), fedpca.__file__
-for name in sys.argv[1:]:
-    body = getattr(import_module(f"fedpca.cli.{name}"), name)
-    assert "units" in inspect.signature(body).parameters, name
-help = CliRunner().invoke(app, ["check", "--help"], env={"COLUMNS": "200"}).output
-assert "--units" in help and "Units of the rows, such as mm." in help
-for function in (Site, Summary.of, Federation.dask):
-    assert "units" in inspect.signature(function).parameters
-table = pa.table({"a": [1.0, 2.0], "b": [3.0, 5.0]})
-sites = [Site(table, name="a", units=units) for units in (None, "mm", "cm")]
-assert len({site.fingerprint for site in sites}) == 3
-assert sites[1].source.reading.units == "mm"
-Summary.of(table, 1, units="mm")
-assert "Units of the rows" in Reading.__doc__
-try:
-    from fedpca.engines.flower_app.client import settings_of
-except ImportError:
-    sys.exit()
-
-class Context:
-    node_config = {"fedpca.rows": "x", "fedpca.name": "n", "fedpca.units": "mm"}
-    run_config = {}
-
-assert settings_of(Context()).reading.units == "mm"
-"""
-
-
-@pytest.mark.process
-def test_a_new_option_of_a_reading_is_one_field(tmp_path):
-    scratch = tmp_path / "scratch"
-    source = Path(fedpca.__file__).parent
-    shutil.copytree(source, scratch / "fedpca", ignore=shutil.ignore_patterns("__pycache__"))
-    module = scratch / "fedpca" / "rows" / "reading.py"
-    text, mark = module.read_text(), "\n    # whether columns and log_normalize"
-    assert text.count(mark) == 1
-    module.write_text(text.replace(mark, NEW))
-    done = subprocess.run(
-        [sys.executable, "-c", PROOF, *READ_ROWS],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(scratch)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedpca import FederatedPCA, Federation, Site
 from fedpca.errors import InputError, QuorumLost
 from fedpca.linalg.dense import sine_of_angle
 from fedpca.rows import in_memory
-from fedpca.rows.formats.files import BED, OPENERS
+from fedpca.rows.formats.files import BED, ENDINGS
 from fedpca.rows.in_memory import checksum
 from fedpca.rows.open import file_states, open_rows
 from support import NAMES, gapped_rows, write_rows
@@ -63,7 +63,7 @@ def test_every_kind_in_memory_gives_the_same_rows(kind, block_size):
     assert checksum(opened) == checksum(open_rows(source))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OPENERS if kind != BED])
+@pytest.mark.parametrize("kind", [kind for kind in ENDINGS if kind != BED])
 def test_every_kind_of_file_gives_the_same_rows(kind, tmp_path, block_size):
     path = write_rows(tmp_path, kind, X)
     np.testing.assert_array_equal(everything(path), X)

@@ -11,7 +11,7 @@ from fedpca import FederatedPCA, Federation, Policy, Site
 from fedpca.errors import InputError, PolicyRefused, QuorumLost
 from fedpca.protocol.message import compose, encode
 from fedpca.protocol.question import question
-from fedpca.rows.formats.files import BED, OPENERS
+from fedpca.rows.formats.files import BED, ENDINGS
 from fedpca.site import source
 from fedpca.site.answer_log import AnswerLog
 from fedpca.solvers.common_features import column_names
@@ -73,7 +73,7 @@ def test_rows_that_change_within_a_run_are_refused(kind, tmp_path):
         fit(engine, journal=journal)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OPENERS if kind != BED])
+@pytest.mark.parametrize("kind", [kind for kind in ENDINGS if kind != BED])
 def test_a_new_run_reads_the_files_as_they_are(kind, tmp_path):
     engine = far(sites_of(write_rows(tmp_path, kind, OLD)))
     fit(engine)

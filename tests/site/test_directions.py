@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -184,3 +185,110 @@ def test_directions_that_were_free_count_once_columns_are_added(tmp_path):
             liar.ask("covariance_product", Z=np.eye(d)[:, i : i + 8])
     with pytest.raises(Refused, match="min_rows_per_direction=2"):
         liar.ask("covariance_product", Z=np.eye(50, 1))
+
+
+# parts of the rows ------------------------------------------------------------------------------------
+
+N_PART = 12  # rows that differences are about, fewer than columns
+
+
+def whole(ward, missing="error"):
+    """Ask for all products of all columns in an honest run."""
+    liar, d = ward.liar, ward.rows.shape[1]
+    liar.begin("FederatedPCA", solver="covariance", n_components=2, missing=missing)
+    liar.ask_one("column_names")
+    position = np.int64(MISSING.index(missing))
+    liar.ask("count_and_sum", features=names_to_bytes(None), missing=position)
+    return liar.ask("covariance_triangle", mean=np.zeros(d), scale=np.ones(d))["triangle"]
+
+
+def test_rows_that_change_show_no_more_directions_than_they_have_rows_for(tmp_path):
+    ward = Ward(tmp_path, n=100)
+    whole(ward)
+    ward.write(100 + N_PART)
+    ward.start()
+    product(ward, 0, N_PART // 2)
+    for restart in (ward.start, lambda: ward.write(100 + 2 * N_PART)):
+        with pytest.raises(Refused, match=r"the rows that have changed .*=2.*\.rows in its folder"):
+            whole(ward)
+        restart()
+    product(ward, 1, N_PART // 2)
+    ward.write(200 + 2 * N_PART)
+    ward.start()
+    assert whole(ward).size == 40 * 41 // 2
+    whole(ward)
+
+
+def test_changes_that_no_answer_tells_apart_count_as_one(tmp_path):
+    ward = Ward(tmp_path, n=100)
+    whole(ward)
+    ward.write(180)
+    begin(ward.liar, "covariance")
+    for n in (100 + N_PART, 140, 160):  # no answer has shown the rows in between
+        ward.write(n)
+        ward.start()
+        with pytest.raises(Refused, match="wait until 80 more rows have changed"):
+            whole(ward)
+    ward.write(180)
+    whole(ward)
+
+
+def test_rows_with_gaps_show_few_directions_to_runs_of_both_kinds(tmp_path):
+    ward = Ward(tmp_path, n=100)
+    ward.rows[:N_PART, 0] = np.nan
+    ward.write(100)
+    ward.start()
+    assert np.array_equal(whole(ward, "mean"), whole(ward, "mean"))
+    with pytest.raises(Refused, match=r"the rows with gaps together .*min_rows_per_direction=2"):
+        whole(ward, "drop")
+    (ward.folder / "other").mkdir()
+    other = Ward(ward.folder / "other", n=400)
+    other.rows = np.random.default_rng(4).normal(size=(400, 40))
+    other.rows[: 2 * 40, 0] = np.nan
+    other.write(400)
+    other.start()
+    whole(other, "mean")
+    whole(other, "drop")
+
+
+def test_a_column_with_few_values_has_few_products(tmp_path):
+    ward = Ward(tmp_path, n=100)
+    ward.rows[45:100, 0] = np.nan
+    ward.write(100)
+    ward.start()
+    with pytest.raises(Refused, match="the rows with values in two columns together"):
+        whole(ward, "mean")
+
+
+def test_two_panels_that_few_rows_share_have_few_products(tmp_path):
+    ward = Ward(tmp_path, n=240)
+    ward.rows[:114, :20] = ward.rows[126:240, 20:] = np.nan
+    ward.write(240)
+    ward.start()
+    with pytest.raises(Refused, match="the rows with values in two columns together"):
+        whole(ward, "mean")
+
+
+def test_few_columns_of_a_few_changed_rows_may_be_shown(tmp_path):
+    ward = Ward(tmp_path, n=100, d=4)
+    whole(ward)
+    ward.write(105)  # as many rows as a sum must cover
+    whole(ward)
+
+
+def test_rows_with_little_weight_count_for_little():
+    rows = flags()
+    others = np.random.default_rng(1).random((660, D)) < 0.5
+    light = np.vstack([rows, others])
+    weights = np.where(np.arange(len(light)) < N, 1.0, 1e-9)
+    for weight, is_refused in ((weights, True), (np.full(len(light), 2.0), False)):
+        site = Site(light, name="north", policy=JOINING, weight=weight)
+        liar = Liar({"north": site.answer_bytes}, ["east"])
+        begin(liar, "lanczos", n_components=N)
+        liar.ask("standardize", mean=np.zeros(D), scale=np.ones(D), n_products=np.int64(N))
+        ask = partial(liar.ask, "covariance_product", Z=np.eye(D, N))
+        if is_refused:
+            with pytest.raises(Refused, match="one direction for every 2 rows"):
+                ask()
+        else:
+            assert ask()["Y"].shape == (D, N)

@@ -11,8 +11,10 @@ import pytest
 
 from admissible import policy_of
 from fedpca import FederatedPCA, Federation, Site
+from fedpca.audit.lying_masks import MaskedLiar
 from fedpca.engines.base import EngineWrapper
 from fedpca.engines.local import LocalEngine
+from fedpca.privacy.rings import NARROW, WHOLE, WIDE, Ring
 from fedpca.protocol.message import compose, encode
 
 NAMES = ("north", "south", "east")
@@ -115,3 +117,28 @@ def test_no_masks_show_how_large_the_rows_are(solver, fraction_bits):
 @pytest.mark.parametrize("solver", ["covariance", "lanczos"])
 def test_no_limit_of_numbers_shows_how_large_the_rows_are(solver, scale):
     assert_nothing_shows(with_scale(scale), solver)
+
+
+def answers_beyond_all_directions(factor):
+    """What is visible of products with more directions than a site may show, in a tiny scale."""
+    rng = np.random.default_rng(0)
+    rows = {name: rng.normal(size=(20, 30)) for name in NAMES}
+    rows["north"] *= factor  # a large one makes the squares overflow in that scale
+    sites = {n: Site(r, name=n, policy=policy_of()) for n, r in rows.items()}
+    liar = MaskedLiar({name: site.answer_bytes for name, site in sites.items()})
+    liar.begin()
+    liar.ask("column_names")
+    wide = dict.fromkeys(("weight", "total", "present"), Ring(WIDE, 0))
+    features, missing = np.empty(0, np.uint8), np.int64(0)
+    liar.ask("count_and_sum", {**wide, "n": WHOLE}, features=features, missing=missing)
+    liar.ask("squares", {"squares": Ring(WIDE, 0)}, mean=np.zeros(30))
+    frame = {"mean": np.zeros(30), "scale": np.full(30, 1e-60), "n_products": np.int64(0)}
+    liar.ask("standardize", {"energy": Ring(WIDE, 0)}, **frame)
+    Z = np.linalg.qr(rng.normal(size=(30, 11)))[0]
+    return _visible(liar.ask("covariance_product", {"Y": Ring(NARROW, 1)}, Z=Z)["north"])
+
+
+def test_no_limit_of_directions_shows_how_large_the_rows_are():
+    small, large = (answers_beyond_all_directions(factor) for factor in (1.0, 2.0**60))
+    assert small[0]["error"] == "PolicyRefused"
+    assert large == small

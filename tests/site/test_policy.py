@@ -219,7 +219,7 @@ def test_a_run_begins_only_as_often_as_the_policy_says():
     header = {"round": 0, "question": DECLARE, "verb": "gather", "n_sites": 1, "memory": 0}
     texts = [
         site.answer(compose({**header, "run": f"run.{attempt}"}, arrays)).header.get("text")
-        for attempt in ("0", "1", "2", "x")
+        for attempt in ("0", "1", "2", "x", "01", "\N{ARABIC-INDIC DIGIT ONE}", "9" * 50)
     ]
     assert texts[:2] == [None, None]
     assert all("max_attempts=2; begin a new run" in text for text in texts[2:])

@@ -181,3 +181,16 @@ def test_a_refusal_does_not_count_gaps(missing, tmp_path):
         walk = hospital.walk(pca(missing=missing), np.random.default_rng(0), Plain(rows)).go(4)
         refused.append(walk.refusals)
     assert refused[0] == refused[1] != []
+
+
+def test_the_list_of_variants_tells_nothing_about_a_sample_that_came(tmp_path):
+    """A variant that four samples have is left out, until the sample that came has it too."""
+    rng = np.random.default_rng(0)
+    samples = (rng.random((201, 300)) < rng.uniform(0.01, 0.06, 300)).astype(float)
+    hospital = Hospital(tmp_path, samples[:200], policy_of(), kind=".bed")
+    walk = hospital.walk(pca(missing="mean"), rng, Plain(samples))
+    assert 0 < walk.ask("column_names")["n_features"] < 300
+    hospital.write(samples)
+    walk = hospital.walk(pca(missing="mean"), rng, Plain(samples))
+    assert walk.ask("column_names") is None
+    assert "min_change=5" in walk.refusals[0]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from fedpca.audit import (
     lying_flags,
     lying_gaps,
     lying_known,
+    lying_parts,
     lying_private,
     lying_robust,
     lying_rounding,
@@ -101,6 +103,7 @@ class Attack:
     plant: Callable[[Array], Array] | None = None  # turns rows into rows that the attack can use
     knows: Callable[[Array], Sequence[int]] | None = None  # columns that the liar knows beforehand
     source: str = ""  # who published the attack
+    n_leaving: int = 1  # rows at the end of the first site that go between two runs
 
     @property
     def words(self) -> str:
@@ -157,6 +160,7 @@ ATTACKS = {
         Attack("constant columns", lying_sums.constant_columns, (SCALED,), plant=between_constants),
         Attack("rounding", lying_rounding.rounding, (AUTO,)),
         Attack("rounding, totals", lying_rounding.rounding, (AUTO,), "totals"),
+        Attack("bisected rounding", lying_rounding.smallest_value, (AUTO,)),
         Attack("sign flips", lying_sums.sign_flips, (AUTO,)),
         Attack("few rows flipped", lying_sums.few_rows_flipped, (AUTO,), plant=few_rows),
         Attack("rare flag", lying_sums.rare_flag, (COVARIANCE,), plant=with_flag),
@@ -194,6 +198,26 @@ ATTACKS = {
             lying_totals.dominant_row,
             (COVARIANCE,),
             plant=lying_totals.with_dominant_row,
+        ),
+        Attack(
+            "rows that came",
+            lying_parts.rows_that_came,
+            (COVARIANCE,),
+            plant=lying_parts.many_flags,
+            n_leaving=lying_parts.N_APART,
+        ),
+        Attack(
+            "rows with gaps",
+            lying_parts.rows_with_gaps,
+            (),
+            plant=lying_parts.many_flags_with_gaps,
+        ),
+        Attack(
+            "mostly empty column",
+            lying_parts.mostly_empty_column,
+            (),
+            plant=lying_parts.with_mostly_empty_column,
+            knows=lying_parts.all_but_last,
         ),
         Attack(
             "known columns",
@@ -468,7 +492,7 @@ def _attacked(attack: Attack, rows: Mapping[str, Array], name: str, policy: Poli
                 colluding=colluding,
                 known=known,
                 n_columns=truth.shape[1],
-                meanwhile=sites.drop_last_row,
+                meanwhile=partial(sites.drop_last_rows, attack.n_leaving),
             )
             found = _run(attack, liar, plan)
         got = score(found, truth)
@@ -534,9 +558,9 @@ class _Sites:
                 site.is_in_process, site.memory_limit = True, 0
             self.asks[name] = site.answer_bytes
 
-    def drop_last_row(self) -> None:
-        """Remove the last row of the first site, as when a patient withdraws between two runs."""
-        np.save(self._first, self._rows[:-1])
+    def drop_last_rows(self, n: int) -> None:
+        """Remove the last rows of the first site, as when patients withdraw between two runs."""
+        np.save(self._first, self._rows[:-n])
 
 
 def _rows_of(sites: Any) -> dict[str, Array]:

@@ -85,7 +85,7 @@ def patterns(liar: Liar) -> Found:
 
 def independent_rows(liar: Liar) -> Found:
     """Rotate a factor of X'X until its rows are independent flags."""
-    return _independent(honest_moments(liar))
+    return rows_of_flags(honest_moments(liar))
 
 
 def independent_rows_of_products(liar: Liar) -> Found:
@@ -109,10 +109,10 @@ def independent_rows_of_products(liar: Liar) -> Found:
     Y = np.hstack(products)
     inner = Z[:, : Y.shape[1]].T @ Y
     gram = Y @ np.linalg.pinv((inner + inner.T) / 2, rcond=NULL, hermitian=True) @ Y.T
-    return _independent(Moments(n, totals["total"], np.rint(gram)))
+    return rows_of_flags(Moments(n, totals["total"], np.rint(gram)))
 
 
-def _independent(found: Moments) -> Found:
+def rows_of_flags(found: Moments) -> Found:
     """Return the rows of flags with these moments, or those of them that are found."""
     n, d = found.n, len(found.sums)
     mean = found.sums / n

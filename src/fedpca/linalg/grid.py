@@ -29,6 +29,13 @@ terms, the step grows by t, the power of two above m / 32.
 The scale of a run has no part in this: it divides numbers that are on their grid already. What is
 computed only from such numbers (A'A Z from A'A, the sum of squares, V'A'A V) needs no other rounding.
 
+**Why the points between two steps are secret.** If a coordinator knows at which sum an answer changes
+to the next step, it can add numbers that it knows, one after another, until the answer changes, and so
+find all digits of the sum. So where rows are multiplied by a coordinator's directions, a site that does
+not trust it moves these points by a random share of a step, from -1/2 to 1/2, which is another one for
+other directions (`secret_shares`). Then a part x of a step changes only the chance of the next step, by
+x, and it takes about ``1 / x^2`` answers to see it. An answer is off by up to one step instead of half.
+
 **Why rounding is exact.** p and q are rounded up to powers of two, so a step is one too. Adding
 ``C = 1.5 2^52 step`` puts x + C between 2^52 and 2^53 steps, where neighboring float64 numbers are one
 step apart, because |x| <= p q is below 2^51 steps. So x + C is rounded to a whole step, and C can be
@@ -37,6 +44,7 @@ subtracted without error, with the same bits on any machine.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -83,12 +91,24 @@ def norms_left(norms: Array, V: Array) -> Array:
     return np.asarray(norms + np.einsum("dk,k->d", np.abs(V), score_norms(norms, V)))
 
 
-def to_grid(values: Array, left: Array, right: Array, n_terms: float = 1.0) -> Array:
+def secret_shares(secret: bytes, shape: tuple[int, ...], *about: Array) -> Array:
+    """Return shares of a step, from -1/2 to 1/2, that follow from a secret and what is asked."""
+    digest = hashlib.blake2b(key=secret[: hashlib.blake2b.MAX_KEY_SIZE])
+    for array in about:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    rng = np.random.default_rng(np.frombuffer(digest.digest(), np.uint64))
+    return rng.random(shape) - 0.5
+
+
+def to_grid(
+    values: Array, left: Array, right: Array, n_terms: float = 1.0, shares: Array | None = None
+) -> Array:
     """Round ``values`` in place to whole multiples of ``2^-48 left right``, and return them.
 
     For a matrix, ``(d, k)``, ``left``, ``(d,)``, and ``right``, ``(k,)``, are the norms of rows and
     columns. For a vector, all three have the same shape. Where a norm is zero, so is the result.
-    ``n_terms`` is the number of terms in a row's entry.
+    ``n_terms`` is the number of terms in a row's entry. ``shares``, from `secret_shares`, move the
+    points between two steps.
     """
     is_same = right is left
     left = rounded_up(left)
@@ -96,7 +116,7 @@ def to_grid(values: Array, left: Array, right: Array, n_terms: float = 1.0) -> A
     if n_terms > FEW_TERMS:
         left = left * growth(n_terms)
     if values.ndim == 1:
-        values[...] = _one_by_one(values, left, right)
+        values[...] = _one_by_one(values, left, right, shares)
         return values
     if not values.size:
         return values
@@ -105,10 +125,12 @@ def to_grid(values: Array, left: Array, right: Array, n_terms: float = 1.0) -> A
         values[left == 0] = 0.0
         values[:, right == 0] = 0.0
         if not _are_ordinary(left, right):
-            values[...] = _one_by_one(values, left[:, None], right)
+            values[...] = _one_by_one(values, left[:, None], right, shares)
             # sums of products that underflow would count the rows whose products do not
             values[left[:, None] * right < LEAST_NORMS] = 0.0
             return values
+    if shares is not None:
+        values += shares * (SHARE * left[:, None] * right)
     if values.flags.c_contiguous:
         _round_in_place(values, left, right)
     elif values.T.flags.c_contiguous:
@@ -144,7 +166,8 @@ def _are_ordinary(left: Array, right: Array) -> bool:
     return bool(least > LEAST_NORMS)
 
 
-def _one_by_one(values: Array, left: Array, right: Array) -> Array:
+def _one_by_one(values: Array, left: Array, right: Array, shares: Array | None) -> Array:
     """Return what `to_grid` returns, for norms that may be zero, or whose products leave the range."""
     ratios = values / np.where(left > 0, left, 1.0) / np.where(right > 0, right, 1.0)
-    return np.asarray(np.rint(ratios / SHARE) * SHARE * left * right)
+    steps = ratios / SHARE if shares is None else ratios / SHARE + shares
+    return np.asarray(np.rint(steps) * SHARE * left * right)

@@ -83,6 +83,24 @@ class GapFlags(NamedTuple):
         return int((~self.flags.any(axis=1)).sum())
 
 
+def fewest_together(flags: Array) -> tuple[int, int]:
+    """Return the fewest rows with values in any two columns, and the fewest of these that have gaps.
+
+    Two columns count only if there are such rows.
+    """
+    if not flags.size:
+        return len(flags), 0
+    flags = flags[:, _distinct(flags.T)[0]]
+    first, _, counts = _distinct(flags)
+    gapped = flags[first].any(axis=1)
+    # a column without gaps comes last; in tables without one, it is together with others more often
+    present = np.column_stack([~flags[first], np.ones(len(first))]).astype(np.float64)
+    together, apart = (
+        (present * of_pattern[:, None]).T @ present for of_pattern in (counts, counts * gapped)
+    )
+    return int(together[together > 0].min()), int(apart[apart > 0].min(initial=len(flags)))
+
+
 def few_columns(flags: Array, m: int, *, n_features: int, drops: bool) -> Array:
     """Return which columns with gaps are part of sums over fewer than m rows, ``(K,)`` of bool.
 

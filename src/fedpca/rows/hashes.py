@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from typing import Any
 
 import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.rows.gaps import has_gaps
-from fedpca.rows.in_memory import Block, Rows, is_sparse
+from fedpca.rows.in_memory import Block, Rows, is_sparse, weighted_blocks
 
+MAX_HASHED_ROWS = 1000  # from which a site derives its own secret
+_ROWS = b"fedpca rows"
 HASH_BYTES = 8  # of a row; among 10^6 rows, any two agree by chance with probability 3e-8
 PART_ENTRIES = 1 << 16  # copied at a time, so that they stay in cache
 
@@ -43,6 +46,16 @@ class RowHasher:
         return np.frombuffer(b"".join(self._found), np.int64)
 
 
+def secret_of(rows: Rows) -> bytes:
+    """Return a hash of the first rows, which are secret, so that the same rows give the same bits."""
+    digest = hashlib.sha256(_ROWS)
+    for block, _ in itertools.islice(weighted_blocks(rows), 1):
+        part: Any = block[:MAX_HASHED_ROWS]
+        for array in (part.data, part.indices, part.indptr) if is_sparse(part) else (part,):
+            digest.update(np.asarray(array).tobytes())
+    return digest.digest()
+
+
 def changes(before: Array, after: Array) -> tuple[Array, Array]:
     """Return the positions of the rows that were removed, and of those that were added.
 
@@ -59,6 +72,11 @@ def _extra(ordered: Array, values: Array, n_more: Array) -> Array:
     first = np.searchsorted(ordered, values[n_more > 0])
     found = [np.arange(i, i + n) for i, n in zip(first, n_more[n_more > 0], strict=True)]
     return np.concatenate([np.zeros(0, int), *found])
+
+
+def n_changed(before: Array, after: Array) -> int:
+    """Return how many rows were removed, or were added if these are fewer; 0 if no row has changed."""
+    return min((len(part) for part in changes(before, after) if len(part)), default=0)
 
 
 def _bytes_of_rows(block: Block) -> list[memoryview]:

@@ -75,7 +75,9 @@ def _by_rows(rows: StandardizedRows, U: Array, k: int) -> tuple[Array, Array]:
     norms = np.sqrt(rows.squares())
     n_terms = sum(U.shape) if U.size else 1
     # U may cancel the rows up to their rounding, which must not show in the directions
-    found = to_grid(B @ C, norms_left(norms, U), np.ones(C.shape[1]), n_terms)
+    found = B @ C
+    shares = rows.shares(found.shape, U)
+    to_grid(found, norms_left(norms, U), np.ones(C.shape[1]), n_terms, shares)
     return np.einsum("dk,dk->k", found, found), orth(found)
 
 

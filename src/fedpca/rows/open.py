@@ -19,15 +19,14 @@ import scipy.sparse as sp
 
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.cells.cell_rows import open_cells
-from fedpca.rows.cells.h5ad import H5AD
 from fedpca.rows.columns import some_of
-from fedpca.rows.formats.array_files import ZARR, is_array_on_disk, open_array, zarr_parts
-from fedpca.rows.formats.files import BED, OPENERS, kind_of, name_of
+from fedpca.rows.formats.array_files import is_array_on_disk, open_array
+from fedpca.rows.formats.files import BED, ENDINGS, format_of, kind_of, name_of
 from fedpca.rows.formats.partitions import NO_PARTITION, Partition, partition_of
 from fedpca.rows.formats.query import Query
 from fedpca.rows.formats.tables import InMemoryTable, TableRows
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows, open_genotypes
-from fedpca.rows.genotypes.plink_files import Genotypes, fileset
+from fedpca.rows.genotypes.plink_files import Genotypes
 from fedpca.rows.gpu.device_rows import device_rows, rows_on
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_cells, is_foreign
 from fedpca.rows.pieces import PieceRows, Pieces
@@ -142,20 +141,14 @@ def open_path(
         files = _files_below(path)
         if not files:
             raise InputError(
-                f"{path} contains no {', '.join(OPENERS)} files; choose a folder with data files"
+                f"{path} contains no {', '.join(ENDINGS)} files; choose a folder with data files"
             )
         _refuse_copies(files)
         parts = {file: partition_of(file, path) for file in files}
         return joined([(str(file), open_path(file, reading, parts[file])) for file in files])
     if not path.exists():
         raise InputError(f"{path} does not exist; check the name")
-    try:
-        opener = OPENERS[kind_of(path)]
-    except KeyError:
-        raise InputError(
-            f"{path}: cannot read {path.suffix!r} files; use {', '.join(OPENERS)}"
-        ) from None
-    return _opened(path, reading, lambda: opener(path, reading, partition))
+    return _opened(path, reading, lambda: format_of(path).open(path, reading, partition))
 
 
 def joined(sources: Sequence[tuple[str, Rows]]) -> Rows:
@@ -175,7 +168,7 @@ def _opened(path: Path, reading: Reading, opener: Callable[[], Rows]) -> Rows:
     """Return the rows that ``opener`` opens; errors name the file, but never quote its contents."""
     refuse_special(path, InputError)
     try:
-        reading.refuse_for({H5AD: Kind.CELLS, BED: Kind.GENOTYPES}.get(kind_of(path), Kind.TABLE))
+        reading.refuse_for(format_of(path).kind)
         return opener()
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -250,15 +243,14 @@ def _expand_patterns(texts: Sequence[str]) -> list[Path]:
 
 def _parts(file: Path) -> list[Path]:
     """Return the files whose states show whether the rows in a file have changed."""
-    if kind_of(file) == BED:
-        return fileset(file)
-    return zarr_parts(file) if kind_of(file) == ZARR and file.is_dir() else [file]
+    parts = format_of(file).parts
+    return [file] if parts is None else parts(file)
 
 
 def _is_folder(path: Path) -> bool:
     """Return whether a path is a folder of files; a Zarr array, also a folder, counts as a file."""
     try:
-        return path.is_dir() and kind_of(path) != ZARR
+        return path.is_dir() and not format_of(path).is_folder
     except OSError as error:  # for example, if the folder above it may not be entered
         raise _unreadable(path, error) from None
 
@@ -272,7 +264,7 @@ def _refuse_copies(files: Sequence[Path]) -> None:
     """Refuse a file that is listed twice, or that has the same name in two formats."""
     seen: dict[Path, Path] = {}
     for file in files:
-        is_rows = file.is_file() or kind_of(file) == ZARR
+        is_rows = file.is_file() or format_of(file).is_folder
         known = seen.setdefault(file.with_name(name_of(file)) if is_rows else file, file)
         if known is not file:
             raise InputError(
@@ -282,5 +274,5 @@ def _refuse_copies(files: Sequence[Path]) -> None:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    kinds = ((path, kind_of(path)) for path in folder.rglob("*"))
-    return sorted(p for p, kind in kinds if kind in OPENERS and (p.is_file() or kind == ZARR))
+    known = (path for path in folder.rglob("*") if kind_of(path) in ENDINGS)
+    return sorted(path for path in known if path.is_file() or format_of(path).is_folder)

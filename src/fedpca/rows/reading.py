@@ -28,7 +28,11 @@ Check = Callable[[str, Any], Any]  # of an option's name and value; returns the 
 
 
 class Kind(Enum):
-    """The kinds of rows to which an option may or may not apply."""
+    """The kinds of rows to which an option may or may not apply.
+
+    An option for the files of one format needs a kind of its own, which the format's row in
+    `fedpca.rows.formats.files.ENDINGS` names.
+    """
 
     TABLE = "a table or an array"
     CELLS = "cells"
@@ -126,13 +130,17 @@ def option(
     return field(default=default, metadata={**how, **more})
 
 
-_ONLY_CELLS = dict.fromkeys(
-    (Kind.TABLE, Kind.GENOTYPES),
+def _only(kind: Kind, reason: str) -> dict[Kind, str]:
+    return {other: reason for other in Kind if other is not kind}
+
+
+_ONLY_CELLS = _only(
+    Kind.CELLS,
     "only AnnData objects and .h5ad files have layers, marked genes, and cells to normalize; leave the "
     "option out",
 )
-_ONLY_GENOTYPES = dict.fromkeys(
-    (Kind.TABLE, Kind.CELLS),
+_ONLY_GENOTYPES = _only(
+    Kind.GENOTYPES,
     "keep and extract require one .bed file for each site; omit them for other rows",
 )
 

@@ -31,7 +31,7 @@ from scipy.linalg.blas import dgemm
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.linalg.dense import gram_of
-from fedpca.linalg.grid import score_norms, to_grid
+from fedpca.linalg.grid import score_norms, secret_shares, to_grid
 from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.centering import MAX_CANCELLATION, Centered, Mean, center_block, full_columns
 from fedpca.rows.gaps import ERROR, MEAN, are_counted, counting_blocks, on_device
@@ -181,6 +181,8 @@ class StandardizedRows:
         from sums over rows.
     scatter : ProvisionalScatter, optional
         The scatter of the rows about a provisional center, if it is already known.
+    secret : bytes, optional
+        What moves the points between two steps of sums that are formed from directions.
     """
 
     def __init__(
@@ -191,8 +193,10 @@ class StandardizedRows:
         max_cache_bytes: int = MAX_CACHE_BYTES,
         only_sums: bool = False,
         scatter: ProvisionalScatter | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self.frame = frame
+        self._secret = secret
         self._only_sums = only_sums
         self._rows = rows
         self._is_read_once = is_read_once(rows, frame.missing, max_cache_bytes)
@@ -252,6 +256,7 @@ class StandardizedRows:
             max_cache_bytes=self._max_cache_bytes,
             only_sums=self._only_sums,
             scatter=self._scatter,
+            secret=self._secret,
         )
 
     def energy(self) -> float:
@@ -296,7 +301,14 @@ class StandardizedRows:
         else:
             total, shifts, n_terms = self._streamed_gram_times(own)
         of_scores = score_norms(norms + shifts, own)
-        return self._undirected(to_grid(total, norms, of_scores, n_terms))
+        shares = self.shares(total.shape, own)
+        return self._undirected(to_grid(total, norms, of_scores, n_terms, shares))
+
+    def shares(self, shape: tuple[int, ...], Z: Array) -> Array | None:
+        """Return what moves the points between two steps of sums that are formed from directions."""
+        if self._secret is None:
+            return None
+        return secret_shares(self._secret, shape, self._mean, Z)
 
     def _streamed_gram_times(self, own: Array) -> tuple[Array, Array, float]:
         """Return ``Y'(Y Z)``, Y being the rows about the mean, and what its grid depends on.
@@ -368,7 +380,8 @@ class StandardizedRows:
         shown as a share of the total, so the grid need not be as fine as that of products.
         """
         norm = np.sqrt(np.array([size * float(np.vdot(V, V))]))
-        return float(to_grid(np.array([total]), norm, norm, len(V))[0])
+        shares = self.shares((1,), V)
+        return float(to_grid(np.array([total]), norm, norm, len(V), shares)[0])
 
     def parts(self) -> Iterator[tuple[Mean, Centered]]:
         """Yield the blocks of A in the common feature order and scale, each about a mean of zero."""

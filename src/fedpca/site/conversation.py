@@ -39,6 +39,7 @@ from fedpca.protocol.plan import AGREE, DECLARE, RunPlan
 from fedpca.protocol.question import Question, find_question
 from fedpca.site.current_run import CurrentRun, read_only
 from fedpca.site.daily_limits import SET_ASIDE
+from fedpca.site.directions import directions_in
 from fedpca.site.gate import Gate
 from fedpca.site.guard import UNDECLARED, Agreement, Keys
 from fedpca.site.guard import keep as keep_agreement
@@ -139,9 +140,12 @@ class Conversation:
                 run.refuse_other_than_held()
                 compute = self._compute if masks is None else self._compute_or_fail_unseen
                 answer = compute(question, arrays, dimensions)
-                if answer and site.policy.protects_few:
+                if site.policy.protects_few:
                     gaps, rows = run.treats_gaps(asked), site.source.rows
-                    self.gate.disclosure.count_directions(question, answer, rows, gaps)
+                    shapes = question.answer_shapes(asked, dimensions)
+                    shapes |= {name: array.shape for name, array in answer.items()}
+                    n_shown = directions_in(question, shapes)
+                    self.gate.disclosure.count_directions(n_shown, answer, rows, gaps)
             sent = answer if masks is None else masks.of(answer, arrays, dimensions)
             reply = self._reply(header, sent)
             if masks is not None and masks.is_size:
@@ -170,8 +174,7 @@ class Conversation:
         header = message.header
         self.gate.check_question(question, header, is_private=self.run.remembers(Session))
         self._site.refuse_changed_rows()
-        n_rows = self._site.rows.n_rows if self._site.policy.min_rows else None
-        self._site.policy.check(question, header["n_sites"], n_rows)
+        self._site.policy.check(question, header["n_sites"], self._site.rows)
         if not self._site.policy.is_open:  # a caller could change another site's arrays
             dimensions = {"d": self._site.rows.n_features}
             return question.check_request(message.arrays, dimensions), dimensions

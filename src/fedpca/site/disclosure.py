@@ -28,7 +28,7 @@ A refusal may name columns and bounds, but never tells how many of these rows th
 
 from __future__ import annotations
 
-import secrets
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -36,9 +36,9 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import PolicyRefused
 from fedpca.linalg.blas_threads import threads_for_entries
-from fedpca.protocol.question import Question
+from fedpca.linalg.dense import ROUNDING
 from fedpca.rows.columns import some_of
-from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns
+from fedpca.rows.gap_patterns import GapFlags, RowGaps, few_columns, fewest_together
 from fedpca.rows.gaps import DROP, ERROR, MEAN, are_counted
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.hashes import RowHasher
@@ -46,16 +46,13 @@ from fedpca.rows.in_memory import Rows, weighted_blocks
 from fedpca.rows.leverages import WithGaps, look_for_alone
 from fedpca.rows.rare import Few, Usual, look_for_few, names_at
 from fedpca.rows.shares import MAX_COLUMNS, Shares, shares_of, shares_of_counts
+from fedpca.rows.weighted import WeightedRows
 from fedpca.site import rows_record
-from fedpca.site.directions import digest_of, directions_in
+from fedpca.site.directions import Directions, Sizes, after_change
 from fedpca.site.policy import Policy
 from fedpca.site.store import Kept
 
 MAX_NAMES = 50  # names of rare columns in a message
-SECRET_BYTES = 32
-# names of the arrays in the record of rows that are about answers
-DIRECTIONS, ANSWERS = "directions", "answers"
-SECRET = "secret"  # with which rows and answers are hashed
 
 
 class Seen(NamedTuple):
@@ -66,18 +63,18 @@ class Seen(NamedTuple):
     gaps: GapFlags  # none for genotypes
     shares: Shares | None  # if the policy limits shares
     usual: Usual | None  # none for genotypes
+    n_heavy: float  # rows of equal weights in which sums vary as much, (sum w)^2 / sum w^2
 
 
 class Disclosure:
     """The checks of a site's rows; they read the rows once each time the files are opened.
 
-    ``record`` keeps the rows of the last run, and what answers have shown. It has no path if the rows
-    cannot change, or the site keeps no files. What answers have shown then counts until the site ends.
+    ``kept`` keeps the rows of the last run, and what answers have shown.
     """
 
-    def __init__(self, policy: Policy, record: Kept) -> None:
-        self._policy, self._record = policy, record
-        self._n_shown = 0  # the number of directions last counted, so that no file need be read
+    def __init__(self, policy: Policy, kept: Kept) -> None:
+        self._policy, self._record = policy, rows_record.RowsRecord(kept)
+        self._directions = Directions(policy, self._record)
         self._begin(None)
 
     def _begin(self, rows: Rows | None) -> None:
@@ -89,7 +86,8 @@ class Disclosure:
         self._gapped: list[str] | None = None  # columns whose gaps reveal sums over few rows
         self._patterns: Array | None = None  # one column of each pattern of gaps
         self._is_compared = False  # whether rows were compared with those of the last run
-        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._together: tuple[int, int] | None = None  # see `fewest_together`
+        self._directions.begin()
         self._seen: Seen | None = None
 
     def look(self, rows: Rows) -> None:
@@ -97,7 +95,7 @@ class Disclosure:
         if rows is not self._rows:
             self._begin(rows)
         if self._record.path is not None and self._policy.least_change > 1:
-            self._recorded()
+            self._record.read()
             self._see(rows, hashes=True)
             self._gapped_columns(rows)
         self._few_of(rows, ERROR)
@@ -122,59 +120,44 @@ class Disclosure:
         reason = self._reason_against(rows, used, missing)
         if reason is not None:
             raise PolicyRefused(reason)
+        self.check_change(rows)
+
+    def check_change(self, rows: Rows) -> None:
+        """Refuse rows of which too few have changed since the last run; see `check`."""
+        if rows is not self._rows:
+            self._begin(rows)
         is_due = self._record.path is not None and self._policy.least_change > 1
         if is_due and not self._is_compared:
             self._compare(rows)
             self._is_compared = True
 
-    def count_directions(
-        self, question: Question, answer: Arrays, rows: Rows, missing: int
-    ) -> None:
+    def count_directions(self, n_shown: int, answer: Arrays, rows: Rows, missing: int) -> None:
         """Refuse an answer if all answers together would show too many directions; else count it.
 
-        The count never starts again by itself, because rows that change leave others that do not.
-        New rows allow new directions. Nothing is refused if all features may be shown, but it counts,
-        because columns may be added later. The refusal does not tell how many rows there are.
+        See `Directions.count`. The rows are those that `check` has checked.
         """
-        least = self._policy.min_rows_per_direction
-        n_shown = directions_in(question, answer) if least else 0
-        if not n_shown:
-            return
-        n_rows = rows.n_rows
-        if missing == DROP and not isinstance(rows, GenotypeRows):
-            n_rows = self._see(rows).gaps.n_whole
-        most, d = n_rows // least, rows.n_features
-        if d <= most and self._n_shown >= d:
-            return
-        kept = self._recorded()
-        answers = kept.get(ANSWERS, np.zeros(0, np.int64))
-        digest = digest_of(answer, self._secret)
-        if digest in answers:  # an answer that is asked for again shows nothing new
-            return
-        total = min(int(kept.get(DIRECTIONS, np.zeros(1, np.int64))[0]) + n_shown, d)
-        if total > most:
-            path = self._record.path
-            way_out = "" if path is None else f", or delete {path.name} in its folder"
-            raise PolicyRefused(
-                "all answers about the site's rows together may show them in one direction for every "
-                f"{least} rows, because the site's policy has min_rows_per_direction={least}, but the "
-                "answer would show more; use fewer components, a solver that asks for fewer products, "
-                "or fewer columns; the site can add rows, or set another min_rows_per_direction"
-                f"{way_out} if its rows are no secret"
-            )
-        self._n_shown = total
-        shown = {DIRECTIONS: np.array([total]), ANSWERS: np.append(answers, np.int64(digest))}
-        self._write({**kept, **shown})
+        if n_shown and self._directions.need_count(missing):
+            sizes = self._sizes(rows, missing)
+            self._directions.count(n_shown, answer, missing, rows.n_features, sizes)
 
-    def _recorded(self) -> Arrays:
-        """Return what the record holds, and hash with its secret from now on."""
-        # a record without its secret is damaged
-        kept = self._record.read(lambda found: {SECRET: found.arrays[SECRET], **found.arrays}) or {}
-        self._secret = kept.pop(SECRET).tobytes() if kept else self._secret
-        return kept
+    def _sizes(self, rows: Rows, missing: int) -> Sizes:
+        """Return how many rows a run uses, and how many are in parts that runs tell apart.
 
-    def _write(self, kept: Arrays) -> None:
-        self._record.write({}, {**kept, SECRET: np.frombuffer(self._secret, np.uint8)})
+        Genotypes have gaps in so many variants that these parts are not looked at. If shares are
+        limited, light rows count less.
+        """
+        if isinstance(rows, GenotypeRows):
+            return Sizes(rows.n_rows)
+        n_used = rows.n_rows if missing != DROP else self._see(rows).gaps.n_whole
+        if isinstance(rows, WeightedRows) and self._policy.max_share is not None:
+            # equal weights count all rows
+            n_used = int(min(n_used, self._see(rows).n_heavy * (1 + ROUNDING)))
+        if missing == ERROR or self._policy.min_count == 1:
+            return Sizes(n_used)
+        if self._together is None:
+            self._together = fewest_together(self._see(rows).gaps.flags)
+        n_together, n_apart = self._together
+        return Sizes(n_used, n_apart, n_together)
 
     def _few_of(self, rows: Rows, missing: int) -> Few:
         if self._policy.min_count == 1:
@@ -298,13 +281,17 @@ class Disclosure:
     def _see(self, rows: Rows, *, hashes: bool = False) -> Seen:
         """Return what one pass over the rows finds out; read them again only if that is not enough."""
         seen = self._seen
-        if seen is None or (hashes and (seen.hashes is None or seen.secret != self._secret)):
+        if seen is None or (hashes and (seen.hashes is None or seen.secret != self._record.secret)):
             n, is_table = rows.n_features, not isinstance(rows, GenotypeRows)
             gaps = RowGaps(n if is_table else 0)
             shares = Shares(n) if is_table and self._policy.max_share is not None else None
             usual = Usual(n, self._policy.min_count) if is_table else None
-            hasher = RowHasher(rows, self._secret) if hashes else None
+            hasher = RowHasher(rows, self._record.secret) if hashes else None
+            weight = squares = 0.0
             for block, weights in weighted_blocks(rows):
+                if weights is not None:
+                    weight += float(weights.sum())
+                    squares += float(weights @ weights)
                 if hasher is not None:
                     hasher.add(block, weights)
                 if is_table:
@@ -314,7 +301,10 @@ class Disclosure:
                 if shares is not None:
                     shares.add(block, weights)
             found = None if hasher is None else hasher.hashes
-            self._seen = seen = Seen(found, self._secret, gaps.flags(), shares, usual)
+            n_heavy = weight**2 / squares if squares else math.inf
+            self._seen = seen = Seen(
+                found, self._record.secret, gaps.flags(), shares, usual, n_heavy
+            )
         return seen
 
     def _record_of(self, rows: Rows) -> rows_record.LastRows:
@@ -332,7 +322,7 @@ class Disclosure:
 
     def _compare(self, rows: Rows) -> None:
         """Refuse rows if too few have changed since the last run; otherwise, record the rows."""
-        kept = self._recorded()
+        kept = self._record.read()
         now, path = self._record_of(rows), self._record.path
         assert path is not None
         before = rows_record.recorded(kept)
@@ -351,8 +341,8 @@ class Disclosure:
             name not in kept or not np.array_equal(array, kept[name])
             for name, array in record.items()
         ):
-            others = {name: array for name, array in kept.items() if name in (DIRECTIONS, ANSWERS)}
-            self._write({**others, **record})
+            last = None if before is None else before.hashes
+            self._record.write({**after_change(kept, last, now.hashes), **record})
 
 
 def reason_against(few: Few, min_count: int) -> str | None:

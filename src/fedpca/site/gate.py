@@ -117,7 +117,9 @@ class Gate:
                 f"the plan is for run {plan.run!r}, but was declared in run {run!r}"
             )
         attempt = run.rpartition(".")[2]
-        if not attempt.isdecimal() or int(attempt) >= self._policy.max_attempts:
+        # the same number with leading zeros, or in other digits, would be another attempt
+        is_number = attempt.isdecimal() and str(int(attempt[:10])) == attempt
+        if not is_number or int(attempt) >= self._policy.max_attempts:
             raise PolicyRefused(
                 f"attempt {printable(attempt)} of the run, counted from 0, is beyond the policy's "
                 f"max_attempts={self._policy.max_attempts}; begin a new run"

@@ -8,11 +8,8 @@ and are forgotten when the run ends.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -47,11 +44,11 @@ from fedpca.privacy.secure_sum import (
 from fedpca.protocol.message import Message
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
-from fedpca.rows.in_memory import Rows, weighted_blocks
+from fedpca.rows.hashes import secret_of
+from fedpca.rows.in_memory import Rows
 from fedpca.site.guard import Keys
 
-_ROWS, _ROUND, _NO_ANSWER = (b"fedpca " + each for each in (b"rows", b"rounding", b"no answer"))
-MAX_HASHED_ROWS = 1000  # from which a site derives its own secret
+_ROUND, _NO_ANSWER = b"fedpca rounding", b"fedpca no answer"
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,7 @@ class MaskKeys:
             raise PolicyRefused("the sites have not exchanged keys, so no answer can be masked")
         others = neighbors(site, sorted(plan.sites), self.seed.tobytes())
         shared = dict(zip(others, (row.tobytes() for row in self.secrets), strict=True))
-        return MaskSecrets(shared, self.private.tobytes(), _hash_of(rows))
+        return MaskSecrets(shared, self.private.tobytes(), secret_of(rows))
 
 
 @dataclass(frozen=True)
@@ -179,17 +176,6 @@ class AnswerMasks:
 def _words(secret: bytes, context: bytes) -> Words:
     """Return a source of random words that only this site knows."""
     return lambda about, n_words: words_of(secret, context + about, n_words)
-
-
-def _hash_of(rows: Rows) -> bytes:
-    """Return a hash of the first rows, which are secret as well."""
-    digest = hashlib.sha256(_ROWS)
-    for block, _ in islice(weighted_blocks(rows), 1):
-        part: Any = block[:MAX_HASHED_ROWS]
-        is_sparse = hasattr(part, "indptr")
-        for array in (part.data, part.indices, part.indptr) if is_sparse else (part,):
-            digest.update(np.asarray(array).tobytes())
-    return digest.digest()
 
 
 def _array(data: bytes) -> Array:

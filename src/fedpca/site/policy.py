@@ -7,6 +7,7 @@ import math
 import os
 import textwrap
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -26,7 +27,7 @@ from fedpca.protocol.plan import NO_KEY, SECURE, RunPlan
 from fedpca.protocol.question import Question
 from fedpca.protocol.script import FEDERATED, Script
 from fedpca.site import refusals
-from fedpca.site.rules import PRIVATE_RUNS, UNLIMITED, Asked, Rule, fingerprints, rule
+from fedpca.site.rules import PRIVATE_RUNS, UNLIMITED, Asked, Rule, Shape, fingerprints, rule
 from fedpca.storage.regular import refuse_special
 
 MAX_APPROVAL_DAYS = 3650
@@ -50,6 +51,13 @@ def _refuse_few_sites(policy: Policy, n_sites: int) -> str | None:
     if n_sites >= policy.min_sites:
         return None
     return f"the sum covers {n_sites} sites, fewer than the policy's min_sites={policy.min_sites}"
+
+
+def _refuse_few_rows(policy: Policy, rows: Shape) -> str | None:
+    """Return why a site with too few rows answers nothing about them."""
+    if not policy.min_rows or rows.n_rows >= policy.min_rows:
+        return None
+    return f"the site has fewer rows than its policy's min_rows={policy.min_rows}"
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ class Policy:
         0,
         off=0,
         prevents="Prevents runs while this site has fewer rows than this.",
+        refuses_rows=_refuse_few_rows,
     )
     min_count: int = rule(
         5,
@@ -348,12 +357,11 @@ class Policy:
             if reason is not None:
                 raise PolicyRefused(reason)
 
-    def check(self, question: Question, n_sites: int, n_rows: int | None) -> None:
+    def check(self, question: Question, n_sites: int, rows: Shape) -> None:
         """Refuse a question that the policy forbids, and name the rule."""
         if not question.reads_rows:
             return
-        if n_rows is not None:
-            self.check_rows(n_rows)
+        self.check_rows(rows)
         if question.verb == "gather" and not self.gather:
             raise PolicyRefused(
                 "the policy does not let the coordinator see this site's own answer"
@@ -362,12 +370,12 @@ class Policy:
         if question.verb == "sum" and few is not None:
             raise PolicyRefused(few)
 
-    def check_rows(self, n_rows: int) -> None:
-        """Refuse to answer about fewer rows than the policy allows."""
-        if n_rows < self.min_rows:
-            raise PolicyRefused(
-                f"the site has fewer rows than its policy's min_rows={self.min_rows}"
-            )
+    def check_rows(self, rows: Shape) -> None:
+        """Refuse to answer about a table of a size that the policy forbids, and name the rule."""
+        for refuses in _about_rows():
+            reason = refuses(self, rows)
+            if reason is not None:
+                raise PolicyRefused(reason)
 
 
 @cache
@@ -377,6 +385,11 @@ def rules() -> tuple[Rule, ...]:
         replace(field.metadata["rule"], name=field.name, of=str(field.type))
         for field in fields(Policy)
     )
+
+
+@cache  # a federation in one process may ask thousands of sites
+def _about_rows() -> tuple[Callable[[Policy, Shape], str | None], ...]:
+    return tuple(row.refuses_rows for row in rules() if row.refuses_rows is not None)
 
 
 def _as_toml(value: object) -> str:

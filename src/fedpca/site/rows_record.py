@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,9 +11,41 @@ import numpy as np
 from fedpca.arrays import Array, Arrays
 from fedpca.rows.gap_patterns import GapFlags, few_columns
 from fedpca.rows.hashes import changes
+from fedpca.site.store import Kept
 
 # names of the arrays in the record that are about rows
 ROWS, GAP_COLUMNS, GAPS = "all", "gap columns", "gaps"
+SECRET = "secret"  # with which rows and answers are hashed
+SECRET_BYTES = 32
+
+
+class RowsRecord:
+    """What a site keeps about the rows of its runs, and about what answers have shown of them.
+
+    ``secret``, with which rows and answers are hashed, is that of the record once it has been read.
+    There is no path if the rows cannot change, or the site keeps no files. The record then counts
+    until the site ends.
+    """
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+
+    @property
+    def path(self) -> Path | None:
+        """Return the path of the file, if there is one."""
+        return self._kept.path
+
+    def read(self) -> Arrays:
+        """Return what the record holds, and hash with its secret from now on."""
+        # a record without its secret is damaged
+        kept = self._kept.read(lambda found: {SECRET: found.arrays[SECRET], **found.arrays}) or {}
+        self.secret = kept.pop(SECRET).tobytes() if kept else self.secret
+        return kept
+
+    def write(self, arrays: Arrays) -> None:
+        """Replace what the record holds."""
+        self._kept.write({}, {**arrays, SECRET: np.frombuffer(self.secret, np.uint8)})
 
 
 class LastRows(NamedTuple):

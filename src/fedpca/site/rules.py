@@ -2,7 +2,7 @@
 
 A rule is declared once, as a field of `fedpca.site.policy.Policy`. All that is known about it follows
 from its row: which values are refused, the comment in a policy file, the sentence that explains a
-policy, the reference, and, for rules about plans, the refusal. So these cannot disagree.
+policy, the reference, and, for rules about plans or rows, the refusal. So these cannot disagree.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fedpca.errors import InputError
 from fedpca.protocol.parameters import check_number, check_whole
@@ -30,6 +30,23 @@ class Asked(NamedTuple):
     plan: RunPlan
     script: Script
     own_key: str  # the fingerprint of the site's own key
+
+
+class Shape(Protocol):
+    """The size of the rows that a question reads; to count rows may take a pass over a file."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    @property
+    def n_features(self) -> int: ...
+
+
+class Complete(NamedTuple):
+    """The size of the rows that are left if rows with gaps are not used."""
+
+    n_rows: int
+    n_features: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,9 @@ class Rule:
         The property of the policy that has the rule's value if none is given.
     refuses : callable, optional
         Takes the policy and what is asked, and returns why the rule refuses a plan, or None.
+    refuses_rows : callable, optional
+        Takes the policy and the size of the rows, and returns why the rule refuses questions about
+        rows, or None. It counts the rows only if the rule is on.
     name, of : str
         The name and the type of the rule's field.
     """
@@ -68,6 +88,7 @@ class Rule:
     reads: Callable[[Rule, Any], Any] | None = None
     follows: str = ""
     refuses: Callable[[Policy, Asked], str | None] = lambda _policy, _asked: None
+    refuses_rows: Callable[[Policy, Shape], str | None] | None = None
     name: str = ""
     of: str = ""
 

@@ -27,6 +27,7 @@ from fedpca.protocol.message import Header, Message, decode, encode
 from fedpca.protocol.plan import RunPlan
 from fedpca.rows.gaps import DROP, Totals, column_totals
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows
+from fedpca.rows.hashes import secret_of
 from fedpca.rows.in_memory import DenseRows, Rows, SparseRows
 from fedpca.rows.one_pass import ProvisionalScatter
 from fedpca.rows.reading import Reading, shows_options
@@ -211,7 +212,9 @@ class Site:
         missing = self.conversation.run.treats_gaps({})
         if missing == DROP or rows.n_rows < self.policy.min_count:
             return  # the site then refuses, and gives the reason
-        few = self.conversation.gate.disclosure.few_of(rows, missing)
+        disclosure = self.conversation.gate.disclosure
+        disclosure.check_change(rows)  # another list would tell about few samples that have changed
+        few = disclosure.few_of(rows, missing)
         left_out = {*few.rare, *few.gapped}
         if left_out:
             kept = [i for i, name in enumerate(rows.features) if name not in left_out]
@@ -280,7 +283,17 @@ class Site:
             max_cache_bytes=self.memory_limit,
             only_sums=not self.policy.is_open,
             scatter=self._scatter,
+            secret=self.rounding_secret(),
         )
+
+    def rounding_secret(self) -> bytes | None:
+        """Return what moves the points between two steps of rounded sums; see `fedpca.linalg.grid`.
+
+        A coordinator that the site trusts, or that can read the rows anyway, needs no secret.
+        """
+        if self.policy.is_open or self.is_in_process:
+            return None
+        return secret_of(self.source.rows)
 
     def column_totals(self, missing: int) -> Totals:
         """Return the sums of the columns; keep the scatter if this saves another reading of files."""

@@ -252,4 +252,5 @@ REQUESTS = Kind(
 )
 PERSONALIZED = Kind("*.fedpca", "model")
 OUTLIERS = Kind("*.outliers.parquet", "list of outliers")
-FILES = (LEDGER, MEMORY, ROWS, BUDGET, PRIVACY, REQUESTS, PERSONALIZED, OUTLIERS)
+# all kinds above, so that none is forgotten
+FILES = tuple(each for each in list(vars().values()) if isinstance(each, Kind))

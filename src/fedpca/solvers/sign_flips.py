@@ -39,7 +39,7 @@ from fedpca.arrays import Array, Arrays
 from fedpca.coordinator.federation import Federation
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.linalg.dense import gram_of, orth, pack_triangle, top_eigen, unpack_triangle
-from fedpca.linalg.grid import norms_left, score_norms, to_grid
+from fedpca.linalg.grid import norms_left, score_norms, secret_shares, to_grid
 from fedpca.linalg.krylov import MAX_KRYLOV_BYTES, KrylovSpace
 from fedpca.linalg.parallel_analysis import (
     FEW_DRAWS,
@@ -317,8 +317,9 @@ def flipped_triangles(site: Site, n_flips: Array) -> Arrays:
     for flip, rows in _flipped(site, flips, site.standardized.dense_blocks()):
         grams[flip] += gram_of(rows)
     norms, n_terms = _grid_left(site)
+    shares = _shares(site, (d, d))
     for gram in grams:
-        to_grid(gram, norms, norms, n_terms)
+        to_grid(gram, norms, norms, n_terms, shares)
     return {"triangles": np.array([pack_triangle(gram) for gram in grams])}
 
 
@@ -331,7 +332,8 @@ def flipped_product(site: Site, Z: Array, flips: Array) -> Arrays:
     """Send ``(E o S)'((E o S) Z)``, where ``flips`` says which S belongs to each column of Z."""
     Y = product_of_flips(site, Z, flips, site.standardized.dense_blocks())["Y"]
     norms, n_terms = _grid_left(site)
-    return {"Y": to_grid(Y, norms, score_norms(norms, Z), n_terms + len(Z))}
+    shares = _shares(site, Y.shape, Z, flips)
+    return {"Y": to_grid(Y, norms, score_norms(norms, Z), n_terms + len(Z), shares)}
 
 
 def product_of_flips(
@@ -351,6 +353,13 @@ def _grid_left(site: Site) -> tuple[Array, float]:
     V = site.recall(FlipSecret).removed
     norms = np.sqrt(site.standardized.squares())
     return norms_left(norms, V), sum(V.shape) if V.size else 1
+
+
+def _shares(site: Site, shape: tuple[int, ...], *asked: Array) -> Array | None:
+    """Return what moves the points between two steps, the same for all flips of a secret."""
+    if site.rounding_secret() is None:
+        return None
+    return secret_shares(site.recall(FlipSecret).words.tobytes(), shape, *asked)
 
 
 def _refuse_too_many(n_flips: int) -> None:

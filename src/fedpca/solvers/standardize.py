@@ -38,6 +38,7 @@ from fedpca.rows.standardized import (
     refuse_tiny,
     usable_energy,
 )
+from fedpca.site.rules import Complete
 from fedpca.solvers.common_features import CommonFeatures, ask_to_use, own_order
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def count_and_sum(site: Site, features: Array, missing: Array) -> dict[str, Any]
         raise InputError(f"missing={int(missing)} must be from 0 to {len(MISSING) - 1}")
     totals = site.column_totals(int(missing))
     if missing == DROP:
-        site.policy.check_rows(totals.n)
+        site.policy.check_rows(Complete(totals.n, totals.sums.size))
     refuse_large(totals.sums, totals.weight)
     order = own_order(site, features)
     columns = slice(None) if order is None else order

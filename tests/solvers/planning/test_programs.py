@@ -155,7 +155,7 @@ def test_rehearsals_are_repeated_until_they_are_alike():
 
 def test_rehearsals_on_drawn_rows_only_widen_the_range():
     rounds, fewest, most, _, _ = rehearsed(20, 25, 22)
-    assert rounds == 22
+    assert rounds == 20
     assert fewest < 20
     assert most > 25
 
@@ -166,7 +166,7 @@ def test_a_plan_tells_the_fewest_and_the_most_rounds(monkeypatch):
 
     monkeypatch.setattr(choice, "usual", between)
     plan = fedpca.plan(SIZES, D, RobustPCA(2), solvers=["auto"], **QUIET)["auto"]
-    assert (plan.fewest_rounds, plan.rounds, plan.most_rounds) == (38, plan.rounds, 350)
+    assert (plan.fewest_rounds, plan.most_rounds) == (38, 350)
     console = Console(width=240, file=io.StringIO())
     print_facts(console, fedpca.plan(SIZES, D, RobustPCA(2), **QUIET).facts())
     assert "38 to 350" in console.file.getvalue()

@@ -12,7 +12,6 @@ from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.in_memory import Block, batches, check_numeric, rows_per_block
 
 ROWS = "X"  # the name of the array of rows in a file with several arrays
-ZARR = ".zarr"  # ends the name of a folder that holds one Zarr array or group
 _OF_PACKAGES = ("h5py", "zarr")
 _MAX_CHUNK_RATIO = 4  # a chunk longer than this many blocks is read in pieces
 

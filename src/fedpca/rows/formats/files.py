@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -13,12 +13,12 @@ import scipy.sparse as sp
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.cells.cell_rows import open_cells
 from fedpca.rows.cells.h5ad import H5AD
-from fedpca.rows.formats.array_files import ZARR, open_hdf5, open_zarr
+from fedpca.rows.formats.array_files import open_hdf5, open_zarr, zarr_parts
 from fedpca.rows.formats.csv_file import CsvFile
 from fedpca.rows.formats.partitions import Partition, PartitionedTable
 from fedpca.rows.formats.tables import Table, TableRows
 from fedpca.rows.genotypes.genotype_rows import open_genotypes
-from fedpca.rows.genotypes.plink_files import Genotypes
+from fedpca.rows.genotypes.plink_files import Genotypes, fileset
 from fedpca.rows.in_memory import (
     Block,
     DenseRows,
@@ -27,13 +27,22 @@ from fedpca.rows.in_memory import (
     check_numeric,
     rows_per_block,
 )
-from fedpca.rows.reading import Reading
+from fedpca.rows.reading import Kind, Reading
 
 BED = ".bed"  # ends the name of a file of genotypes, which comes with two text files
 BUFFER_BYTES = 1 << 16  # raw bytes to read at a time from each column of a Parquet file
 MAX_MAPPED_BYTES = 64 << 20  # to map at a time, because mapped bytes count as the process's memory
 
 Opener = Callable[[Path, Reading, Partition], Rows]
+
+
+class Format(NamedTuple):
+    """What is known about the files with one ending; a new format is a row in `ENDINGS`."""
+
+    open: Opener
+    kind: Kind = Kind.TABLE  # says which options of a reading apply
+    parts: Callable[[Path], list[Path]] | None = None  # the files that hold the rows, if several do
+    is_folder: bool = False
 
 
 class NpyRows:
@@ -183,10 +192,15 @@ def _open_npz(path: Path) -> Rows:
         return DenseRows(archive[chosen])
 
 
+def format_of(path: Path) -> Format:
+    """Return what is known about a file by its name."""
+    return ENDINGS.get(kind_of(path), _UNKNOWN)
+
+
 def kind_of(path: Path) -> str:
     """Return the ending of a file's name, such as ``.csv`` or ``.csv.gz``."""
     name = path.name.lower()
-    return next((kind for kind in OPENERS if name.endswith(kind)), path.suffix)
+    return next((kind for kind in ENDINGS if name.endswith(kind)), path.suffix)
 
 
 def name_of(path: Path) -> str:
@@ -226,19 +240,24 @@ def _open_bed(path: Path, reading: Reading, partition: Partition) -> Rows:
     return open_genotypes(Genotypes(path), reading)
 
 
-OPENERS: dict[str, Opener] = {
-    ".npy": _unnamed(NpyRows),
-    ".npz": _unnamed(_open_npz),
-    ".parquet": _in_folders(ParquetFile),
-    ".feather": _in_folders(FeatherFile),
-    ".arrow": _in_folders(FeatherFile),
-    H5AD: _open_cells,
-    ".h5": _unnamed(open_hdf5),
-    ".hdf5": _unnamed(open_hdf5),
-    ZARR: _unnamed(open_zarr),
-    BED: _open_bed,
-    ".csv": _open_csv,
-    ".tsv": _open_csv,
-    ".csv.gz": _open_csv,
-    ".tsv.gz": _open_csv,
+def _open_unknown(path: Path, reading: Reading, partition: Partition) -> Rows:
+    raise InputError(f"cannot read {path.suffix!r} files; use {', '.join(ENDINGS)}")
+
+
+_UNKNOWN = Format(_open_unknown)
+ENDINGS: dict[str, Format] = {
+    ".npy": Format(_unnamed(NpyRows)),
+    ".npz": Format(_unnamed(_open_npz)),
+    ".parquet": Format(_in_folders(ParquetFile)),
+    ".feather": Format(_in_folders(FeatherFile)),
+    ".arrow": Format(_in_folders(FeatherFile)),
+    H5AD: Format(_open_cells, Kind.CELLS),
+    ".h5": Format(_unnamed(open_hdf5)),
+    ".hdf5": Format(_unnamed(open_hdf5)),
+    ".zarr": Format(_unnamed(open_zarr), parts=zarr_parts, is_folder=True),
+    BED: Format(_open_bed, Kind.GENOTYPES, parts=fileset),
+    ".csv": Format(_open_csv),
+    ".tsv": Format(_open_csv),
+    ".csv.gz": Format(_open_csv),
+    ".tsv.gz": Format(_open_csv),
 }

@@ -222,9 +222,7 @@ def _at_size(
     flags = {"center": bool(parameters["center"]), "scale": bool(parameters["scale"])}
 
     def once(seed: int, secure: bool) -> Rehearsal:
-        is_drawn = (
-            seed % 2 > 0
-        )  # every second one is about rows whose variances have sampling errors
+        is_drawn = seed % 3 > 0  # two of three have variances with sampling errors
         rng = np.random.default_rng(seed)
         made_up = alike(rng, cast.rows, kept, is_drawn=is_drawn, **flags)
         settings = {"privacy": privacy, "is_drawn": is_drawn, "secure": secure}

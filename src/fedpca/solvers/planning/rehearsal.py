@@ -107,9 +107,6 @@ class Recorder(EngineWrapper):
         super().__init__(engine)
         self.crossings: list[Crossing] = []
 
-    def fingerprints(self) -> Mapping[str, str]:
-        return {}
-
     def ask(
         self, names: Sequence[str], request: Message, timeout: float | None
     ) -> Iterator[tuple[str, Message | bytes | SiteError]]:
@@ -165,7 +162,7 @@ def usual(
             break
     exact = [seed for seed, each in enumerate(found) if not each.stage.is_drawn]
     exact.sort(key=lambda seed: found[seed].rounds)
-    seed = exact[len(exact) // 2]
+    seed = exact[(len(exact) - 1) // 2]
     middle = found[seed]
     deviation = math.log(rounds[-1] / rounds[0]) / RANGES[len(rounds)]
     factor = math.exp(DEVIATIONS * deviation)
