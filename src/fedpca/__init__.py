@@ -3,19 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import fedpca.solvers  # noqa: F401 - registers the questions that a site may be asked
 from fedpca._version import __version__
-from fedpca.coordinator.federation import Federation
-from fedpca.errors import FedpcaError
-from fedpca.privacy.gaussian import Privacy
-from fedpca.protocol.question import question
-from fedpca.rows.genotypes.plink_files import Genotypes
-from fedpca.site.policy import Policy
-from fedpca.site.site import Site
-from fedpca.solvers.planning.plan import plan
-from fedpca.summary.summary import Summary
 
 if TYPE_CHECKING:
+    from fedpca.coordinator.federation import Federation
+    from fedpca.errors import FedpcaError
     from fedpca.estimators import (
         FederatedPCA,
         PersonalizedPCA,
@@ -27,6 +19,13 @@ if TYPE_CHECKING:
         to_anndata,
         verify,
     )
+    from fedpca.privacy.gaussian import Privacy
+    from fedpca.protocol.question import question
+    from fedpca.rows.genotypes.plink_files import Genotypes
+    from fedpca.site.policy import Policy
+    from fedpca.site.site import Site
+    from fedpca.solvers.planning.plan import plan
+    from fedpca.summary.summary import Summary
 
 __all__ = [
     "FederatedPCA",
@@ -51,15 +50,30 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the estimators when they are first used.
+# where the names come from that are not in `fedpca.estimators`
+_HOMES = {
+    "Federation": "coordinator.federation",
+    "FedpcaError": "errors",
+    "Genotypes": "rows.genotypes.plink_files",
+    "Policy": "site.policy",
+    "Privacy": "privacy.gaussian",
+    "Site": "site.site",
+    "Summary": "summary.summary",
+    "plan": "solvers.planning.plan",
+    "question": "protocol.question",
+}
 
-    They need scikit-learn, which takes longer to import than most commands take to run. Sites and
-    servers do not need scikit-learn.
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used.
+
+    Estimators need scikit-learn, and the rest needs SciPy. Importing these takes longer than most
+    commands take to run. Sites and servers do not need scikit-learn, and help texts need neither.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module("fedpca.estimators"), name)
+    module = import_module(f"fedpca.{_HOMES.get(name, 'estimators')}")
+    value = globals()[name] = getattr(module, name)
     return value
 
 

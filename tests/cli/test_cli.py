@@ -326,7 +326,7 @@ def test_a_personalized_model_is_shown_and_used_for_one_site(tmp_path):
     assert "power_step" in shown.stdout
     which = run("transform", model, tmp_path / "north.npy", "-o", scores)
     assert which.exit_code == 2
-    assert "set --site to one of" in " ".join(which.stderr.split())
+    assert "set site to one of" in " ".join(which.stderr.split())
     assert (
         run("transform", model, tmp_path / "north.npy", "-o", scores, "--site", "north").exit_code
         == 0

@@ -159,7 +159,7 @@ CASES = {
     "both formats": (["--csv", "--json"], "mutually exclusive"),
     "gather on files": (
         ["--kind", "personalized", "--shared", 1, "--local", 1, "--gather"],
-        "--gather require --federation",
+        "--gather requires --federation",
     ),
 }
 

@@ -104,7 +104,7 @@ def test_other_programs_read_the_verdict_as_json(model, sites):
     [
         ([], "specify either the sites' files or --federation HOST"),
         (["rows.csv", "--federation", "host"], "but not both"),
-        (["rows.csv", "--purpose", "care"], "--purpose require --federation HOST"),
+        (["rows.csv", "--purpose", "care"], "--purpose: these options require --federation HOST"),
         (["--federation", "host", "--drop", "id"], "only apply to files"),
     ],
 )

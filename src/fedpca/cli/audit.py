@@ -10,29 +10,16 @@ from typing import Annotated
 import typer
 
 from fedpca.audit import leakage
-from fedpca.audit.exposures import Exposure
+from fedpca.audit.exposures import Exposure, Leakage
 from fedpca.audit.lying import ATTACKS, attack_site
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
 from fedpca.cli.info import refuse_both
-from fedpca.cli.option_groups import with_groups
-from fedpca.cli.options import (
-    FILES,
-    Components,
-    Databases,
-    Force,
-    Json,
-    MaxRounds,
-    Missing,
-    Quiet,
-    Scale,
-    components_of,
-    opened_sites,
-    sources_of,
-)
+from fedpca.cli.methods import NO_METHOD, Method, names_of_solvers
+from fedpca.cli.option_groups import LeftOut, given_options, with_groups
+from fedpca.cli.options import FILES, Databases, Force, Json, Quiet, opened_sites, sources_of
 from fedpca.cli.progress import OnDone, counting
 from fedpca.cli.terminal import show
 from fedpca.errors import InputError
-from fedpca.estimators import FederatedPCA
 from fedpca.facts import Records, find
 from fedpca.report.contents import as_csv, records_as_csv
 from fedpca.report.drawing import check_plot_file, pyplot, save_figure
@@ -43,23 +30,27 @@ from fedpca.site.site import Site
 from fedpca.solvers import SOLVERS
 from fedpca.storage import atomic
 
-DEFAULTS = FederatedPCA()
+ATTACKED = dict.fromkeys(
+    ("kind", "shared", "local", "gather", "max_components"), "an audit is about FederatedPCA"
+) | {
+    "solver": "an audit attacks several solvers",
+    "solver_option": "solvers are attacked with their usual options",
+}
 
 
 @with_groups
 def audit(
     files: Annotated[list[str] | None, typer.Argument(help=FILES)] = None,
     databases: Databases = [],  # noqa: B006
-    n_components: Components = "auto",
+    method: Annotated[Method, LeftOut(ATTACKED)] = NO_METHOD,
     solver: Annotated[
         list[str],
         typer.Option(
-            help=f"Solver to attack: all, or one of {', '.join(SOLVERS)}; may be repeated."
+            help=f"Solver to attack: all, or one of {', '.join(SOLVERS)}; may be repeated.",
+            autocompletion=names_of_solvers,
         ),
     ] = ["all"],  # noqa: B006
-    scale: Scale = False,
     reading: Reading = AS_STORED,
-    missing: Missing = None,
     refits: Annotated[
         int,
         typer.Option(
@@ -78,8 +69,6 @@ def audit(
     secure: Annotated[
         bool, typer.Option("--secure", help="Attack fits that use secure sums.")
     ] = False,
-    max_rounds: MaxRounds = DEFAULTS.max_rounds,
-    seed: Annotated[int, typer.Option(help="Seed for the first random start.")] = 0,
     by_site: Annotated[
         bool, typer.Option("--by-site", help="Print every site, not just the most exposed site.")
     ] = False,
@@ -127,45 +116,56 @@ def audit(
             )
         sources = sources_of(files, databases, reading)
         if lying:
-            if missing is not None:
-                raise InputError("--missing does not apply to --lying; omit one of them")
+            useless = list(given_options(method))
+            if useless:
+                raise InputError(
+                    f"{', '.join(useless)}: not for --lying, which fits nothing; omit it"
+                )
             _attack_as_liar(opened_sites(sources, reading), policy, csv, json, quiet)
             return
         if policy is not None or csv:
             raise InputError("--policy and --csv require --lying; add --lying, or omit them")
-        for path in (table, plot):
-            if path is not None:
-                refuse_overwriting(path, force)
-        if table is not None and table.suffix != ".csv":
-            raise InputError(f"{table} must end in .csv, as in {table.stem}.csv")
-        if plot is not None:
-            check_plot_file(plot)
-            pyplot()  # fail early if matplotlib is not installed
+        _check_files(table, plot, force)
+        parameters = method.parameters()
+        parameters.pop("n_components", None)
         n_solvers = len(SOLVERS if solver == ["all"] else solver)
         with counting(quiet, "solvers", lambda: n_solvers) as on_done:
             measured = leakage.audit(
                 opened_sites(sources, reading),
-                components_of(n_components),
+                method.components,
                 solvers=None if solver == ["all"] else solver,
                 refits=refits,
                 colluding=colluding,
                 simulate=simulate,
                 secure=secure,
-                random_state=seed,
                 on_solver=_attacking(on_done),
-                scale=scale,
-                missing=missing or DEFAULTS.missing,
-                max_rounds=max_rounds,
+                **parameters,
             )
         show(measured.facts(by_site=by_site), json=json)
-        if table is not None:
-            with atomic.writing(table) as temporary:
-                temporary.write_text(as_csv(Exposure._fields, measured.exposures) + "\n")
-        if plot is not None:
-            save_figure(LeakDisplay.from_leakage(measured).figure_, plot)
+        _write_files(measured, table, plot)
         for path in (table, plot):
             if path is not None and not json:
                 out.print(f"Wrote {path}")
+
+
+def _check_files(table: Path | None, plot: Path | None, force: bool) -> None:
+    """Refuse files that cannot be written, before the attacks begin."""
+    for path in (table, plot):
+        if path is not None:
+            refuse_overwriting(path, force)
+    if table is not None and table.suffix != ".csv":
+        raise InputError(f"{table} must end in .csv, as in {table.stem}.csv")
+    if plot is not None:
+        check_plot_file(plot)
+        pyplot()  # fail early if matplotlib is not installed
+
+
+def _write_files(measured: Leakage, table: Path | None, plot: Path | None) -> None:
+    if table is not None:
+        with atomic.writing(table) as temporary:
+            temporary.write_text(as_csv(Exposure._fields, measured.exposures) + "\n")
+    if plot is not None:
+        save_figure(LeakDisplay.from_leakage(measured).figure_, plot)
 
 
 def _attacking(on_done: OnDone | None) -> Callable[[str], None] | None:

@@ -8,24 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from fedpca.cli.console import exit_codes, refuse_overwriting, say
-from fedpca.cli.option_groups import with_groups
-from fedpca.cli.options import (
-    FILES,
-    ApprovalWait,
-    Credentials,
-    Databases,
-    Force,
-    Host,
-    Insecure,
-    Json,
-    Purpose,
-    Quiet,
-    Secure,
-    Sites,
-    Wait,
-)
+from fedpca.cli.option_groups import LeftOut, with_groups
+from fedpca.cli.options import FILES, Databases, Force, Json, Quiet
 from fedpca.cli.report import check_page_file, write_page
-from fedpca.cli.sites import AtServer, federation_of
+from fedpca.cli.sites import FILES_ONLY, WhichSites
 from fedpca.cli.terminal import show
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, load
@@ -35,6 +21,7 @@ from fedpca.models.control_limits import ALPHA
 from fedpca.report.page import report_page
 from fedpca.rows.reading import AS_STORED, Reading
 
+TWO_RUNS = {"journal": "a journal holds one run, and a diagnosis may take two"}
 PLOTS = ("scree.svg", "sites.svg", "stability.svg")  # the last two need a map of sites
 
 
@@ -59,6 +46,9 @@ def diagnose(
             min=0,
         ),
     ] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed for random starts, and for the shuffles of --permutations.")
+    ] = 0,
     no_site_map: Annotated[
         bool, typer.Option("--no-site-map", help="Ask only for sums, and do not compare sites.")
     ] = False,
@@ -79,14 +69,7 @@ def diagnose(
         ),
     ] = None,
     reading: Reading = AS_STORED,
-    federation: Host = None,
-    sites: Sites = None,
-    wait: Wait = 60.0,
-    purpose: Purpose = "",
-    approval_wait: ApprovalWait = 0.0,
-    secure: Secure = False,
-    credentials: Credentials = None,
-    insecure: Insecure = False,
+    asked: Annotated[WhichSites, LeftOut(TWO_RUNS)] = FILES_ONLY,
     json: Json = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -112,11 +95,13 @@ def diagnose(
                 f"{model} is a {type(fitted).__name__}, which cannot be diagnosed; use a model of "
                 "fedpca fit --kind pca"
             )
-        server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
-        rows = federation_of(fitted, files, databases, reading, server, secure=secure, quiet=quiet)
-        with rows:
+        with asked.join_for(fitted, files, databases, reading, quiet=quiet) as rows:
             found = diagnose_model(
-                fitted, rows, site_map=not no_site_map, n_permutations=permutations
+                fitted,
+                rows,
+                site_map=not no_site_map,
+                n_permutations=permutations,
+                random_state=seed,
             )
         show(found.facts(alpha), json=json, quiet=quiet)
         if output is not None:

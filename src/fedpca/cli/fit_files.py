@@ -7,9 +7,18 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fedpca.cli.console import refuse_overwriting
+from fedpca.cli.methods import (
+    GENOTYPES_PANEL,
+    PERSONALIZED_PANEL,
+    ROBUST_PANEL,
+    Kind,
+    Method,
+    refuse_other_kinds,
+)
+from fedpca.cli.option_groups import option
 from fedpca.errors import FileError, InputError
 from fedpca.models.outliers import write_outliers
 from fedpca.report.plink import NAMED, checked_variants, model_files, write_model
@@ -22,15 +31,41 @@ from fedpca.storage.table_file import check_format
 class FitFiles:
     """The files to write; None stands for a file that the user did not request."""
 
-    local_models: Path | None  # a folder
-    outliers: Path | None
-    plink: Path | None = None  # the beginning of the names of several files
+    panel: ClassVar[str] = "Other files to write"
 
-    def check(self, force: bool, *, has_rows: bool) -> None:
-        """Refuse files that cannot be written, before any site is asked.
+    local_models: Path | None = option(
+        None,
+        "Also write one model for each site, with its local components, to this folder.",
+        Path | None,
+        panel=PERSONALIZED_PANEL,
+        kinds=(Kind.personalized,),
+    )
+    outliers: Path | None = option(
+        None,
+        "Also write a list of outliers to this file (.csv or .parquet); only with FILES.",
+        Path | None,
+        panel=ROBUST_PANEL,
+        kinds=(Kind.robust,),
+    )
+    plink: Path | None = option(
+        None,
+        "Also write PREFIX.eigenval, PREFIX.eigenvec.allele, and PREFIX.afreq, as plink2 does, and a "
+        "list of the variants left out.",
+        Path | None,
+        metavar="PREFIX",
+        panel=GENOTYPES_PANEL,
+    )
+
+    def check(self, method: Method, force: bool, *, has_rows: bool) -> None:
+        """Refuse files that do not suit the fit or cannot be written, before any site is asked.
 
         Local models and outliers belong to the sites, so they are written only where the rows are.
         """
+        refuse_other_kinds(method.kind, self)
+        if self.plink is not None and not method.binomial:
+            raise InputError(
+                "--plink requires --binomial, because plink2 scales genotypes that way"
+            )
         if not has_rows and (self.local_models or self.outliers):
             raise InputError(
                 "--local-models and --outliers require FILES, and do not apply to --cluster; with "
@@ -76,6 +111,9 @@ class FitFiles:
             write_outliers(self.outliers, model.model_, rows, features)
             written.append(self.outliers)
         return written
+
+
+NO_OTHERS = FitFiles()
 
 
 def _file_name(site: str) -> str:

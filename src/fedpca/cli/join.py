@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -110,20 +111,9 @@ def join(
         private_key = credentials.read_site_key(key)
         tell = teller(site_name, quiet)
         show_warnings_of_package()
-        pinned = None
-        if coordinator is not None:
-            pinned = credentials.fingerprint(credentials.read_coordinator_public(coordinator))
-        own = credentials.fingerprint(private_key.public_key())
-        keys = Keys(
-            own,
-            credentials.signer_of,
-            pinned,
-            identity=credentials.to_der(private_key.public_key()),
-            sign=partial(credentials.sign, private_key),
-            verify=credentials.verify_der,
-        )
+        keys = _keys(private_key, coordinator)
         rules = JOINING if policy is None else read_policy(policy)
-        _refuse_unsafe(rules, has_coordinator=pinned is not None)
+        _refuse_unsafe(rules, has_coordinator=coordinator is not None)
 
         def check(rows: Rows) -> None:
             findings = findings_at(site_name, examine(rows), allow_missing=allow_missing)
@@ -145,29 +135,58 @@ def join(
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         ledger = LEDGER.path(store, site_name)
         check_ledger(ledger)
-        tell(size(site.rows))
-        for added, solver in load_added_solvers().items():
-            if isinstance(solver, InputError):
-                tell(f"ignoring an installed solver: {solver}")
-            else:
-                tell(f"the solver {added!r} is installed; its questions are subject to the policy")
-        site.look_at_rows()
-        for finding in few_findings(site_name, site.rows, site.policy.min_count):
-            tell(finding.text)
-        whose = "the default policy" if policy is None else "policy"
-        tell(f"{whose}: {site.policy.in_words()}; answers are recorded in {ledger}")
-        budget = site.privacy_budget_in_words()
-        if budget:
-            tell(f"the privacy budget: {budget}")
-        if pinned is None:
-            tell(
-                "anyone with the server's secret can declare runs here; to accept only runs signed "
-                "with the coordinator's key, use --coordinator coordinator.pub"
-            )
-        else:
-            tell(f"only plans signed with the key {pinned} are considered")
+        _greet(site, ledger, tell, coordinator=keys.coordinator, is_default=policy is None)
         log = AnswerLog(site, ledger, tell, timeout)
         answer_questions(link, private_key, log.reply, tell)
+
+
+def _keys(private_key: Any, coordinator: Path | None) -> Keys:
+    """Return the site's keys, with the only coordinator whose plans it accepts, if there is one."""
+    from fedpca.engines import credentials
+
+    pinned = None
+    if coordinator is not None:
+        pinned = credentials.fingerprint(credentials.read_coordinator_public(coordinator))
+    return Keys(
+        credentials.fingerprint(private_key.public_key()),
+        credentials.signer_of,
+        pinned,
+        identity=credentials.to_der(private_key.public_key()),
+        sign=partial(credentials.sign, private_key),
+        verify=credentials.verify_der,
+    )
+
+
+def _greet(
+    site: Site,
+    ledger: Path,
+    tell: Callable[[str], None],
+    *,
+    coordinator: str | None,
+    is_default: bool,
+) -> None:
+    """Say what the site has, what it accepts, and where it writes its answers down."""
+    tell(size(site.rows))
+    for added, solver in load_added_solvers().items():
+        if isinstance(solver, InputError):
+            tell(f"ignoring an installed solver: {solver}")
+        else:
+            tell(f"the solver {added!r} is installed; its questions are subject to the policy")
+    site.look_at_rows()
+    for finding in few_findings(site.name, site.rows, site.policy.min_count):
+        tell(finding.text)
+    whose = "the default policy" if is_default else "policy"
+    tell(f"{whose}: {site.policy.in_words()}; answers are recorded in {ledger}")
+    budget = site.privacy_budget_in_words()
+    if budget:
+        tell(f"the privacy budget: {budget}")
+    if coordinator is None:
+        tell(
+            "anyone with the server's secret can declare runs here; to accept only runs signed "
+            "with the coordinator's key, use --coordinator coordinator.pub"
+        )
+    else:
+        tell(f"only plans signed with the key {coordinator} are considered")
 
 
 def _refuse_unsafe(policy: Policy, *, has_coordinator: bool) -> None:

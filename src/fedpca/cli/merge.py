@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
-from fedpca.cli.options import FanIn, Force, Json, Quiet, Scale, components_of
+from fedpca.cli.methods import Method
+from fedpca.cli.option_groups import option_of
+from fedpca.cli.options import FanIn, Force, Json, Quiet, components_of
 from fedpca.cli.progress import OnDone, counting
 from fedpca.cli.terminal import show
 from fedpca.errors import InputError
@@ -36,7 +38,7 @@ def merge(
             "the summaries.",
         ),
     ] = None,
-    scale: Scale = False,
+    scale: Annotated[bool, option_of(Method, "scale")] = False,
     fan_in: FanIn = None,
     json: Json = False,
     force: Force = False,

@@ -10,8 +10,10 @@ frozen dataclass, and a command takes it as one parameter::
 the group's value. So an option that is added to a group is an option of every command that takes the
 group. Each field whose metadata has "help" is an option; "shell" is the type that typer reads. The
 metadata may also have "metavar", which the help shows for the value, "flags", such as ``("-k",
-"--components")``, if the name of the field is not enough, and "panel", if the option has a heading of
-its own.
+"--components")``, if the name of the field is not enough, "panel", if the option has a heading of its
+own, and "complete", a function that returns the values that a shell may suggest.
+The group's ``panel`` is the heading of its options. If what people type has to be parsed, the group has
+a class method ``typed``, which gets what was typed for each option and returns the group's value.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_args, get_origin
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
@@ -29,14 +31,46 @@ from fedpca.cli.console import exit_codes
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Group(Protocol):
-    """What a group of options has besides its fields."""
+def option(
+    default: Any,
+    help: str,
+    shell: Any,
+    *flags: str,
+    metavar: str | None = None,
+    panel: str | None = None,
+    complete: Callable[..., list[str]] | None = None,
+    **more: Any,
+) -> Any:
+    """Declare an option of a group; ``more`` is what the group itself wants to know of the option."""
+    how = {"help": help, "shell": shell, "flags": flags, "metavar": metavar, **more}
+    how |= {"complete": complete, **({} if panel is None else {"panel": panel})}
+    if isinstance(default, list):
+        return field(default_factory=list, metadata=how)
+    return field(default=default, metadata=how)
 
-    panel: ClassVar[str]  # the heading of the options in a command's help
 
-    @classmethod
-    def typed(cls, texts: Mapping[str, Any]) -> Any:
-        """Return the group's value, given what was typed for each option."""
+def flags_of(group: Any) -> dict[str, Field[Any]]:
+    """Return the options of a group, each by its first flag."""
+    return {
+        (each.metadata.get("flags") or (f"--{each.name.replace('_', '-')}",))[0]: each
+        for each in _options(group)
+    }
+
+
+def given_options(group: Any) -> dict[str, tuple[Field[Any], Any]]:
+    """Return each option of a group that is not as by default, with its value, by its first flag."""
+    values = {flag: (each, getattr(group, each.name)) for flag, each in flags_of(group).items()}
+    return {
+        flag: (each, value)
+        for flag, (each, value) in values.items()
+        if value != ([] if each.default is MISSING else each.default)
+    }
+
+
+def option_of(group: Any, name: str) -> Any:
+    """Return one option of a group, for a command that takes no other."""
+    (found,) = (each for each in _options(group) if each.name == name)
+    return get_args(_parameter(found, None).annotation)[1]
 
 
 @dataclass(frozen=True)
@@ -64,7 +98,8 @@ def with_groups(command: F) -> F:
         for name, (group, options) in groups.items():
             texts = {option: typed.pop(option) for option in options}
             with exit_codes():
-                typed[name] = group.typed(texts)
+                is_parsed = "typed" in vars(group)
+                typed[name] = group.typed(texts) if is_parsed else group(**texts)
         return command(**typed)
 
     expanded.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
@@ -98,17 +133,18 @@ def _options(group: Any) -> list[Field[Any]]:
     return [each for each in fields(group) if "help" in each.metadata]
 
 
-def _parameter(each: Field[Any], panel: str) -> inspect.Parameter:
+def _parameter(each: Field[Any], panel: str | None) -> inspect.Parameter:
     """Return the parameter from which typer makes an option."""
     kind = each.metadata["shell"]
     how = typer.Option(
         *each.metadata.get("flags", ()),
         help=each.metadata["help"],
         metavar=each.metadata.get("metavar"),
+        autocompletion=each.metadata.get("complete"),
         rich_help_panel=each.metadata.get("panel", panel),
     )
     default: Any = (
-        [] if kind == list[str] else None if type(None) in get_args(kind) else each.default
+        [] if get_origin(kind) is list else None if type(None) in get_args(kind) else each.default
     )
     return inspect.Parameter(
         each.name,

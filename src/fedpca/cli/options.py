@@ -25,19 +25,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print the components as CSV.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or an error, as JSON.")]
-Components = Annotated[
-    str,
-    typer.Option(
-        "-k",
-        "--components",
-        help="Number of components, share of variance (0.95 or 95%), auto, mp, gap, or all.",
-    ),
-]
 FILES = "One file or folder of rows per site, or NAME=PATH."
 Files = Annotated[list[str], typer.Argument(help=FILES)]
-Scale = Annotated[
-    bool, typer.Option("--scale", help="Divide each feature by its standard deviation.")
-]
 Databases = Annotated[
     list[str],
     typer.Option(
@@ -60,107 +49,14 @@ NOTHING_MULTIPLIED = dict.fromkeys(("device", "precision"), "the command multipl
 BY_MODEL = NOTHING_MULTIPLIED | dict.fromkeys(
     ("mask_var", "log_normalize", "extract", "weight"), "the model says what its fit used"
 )
-Missing = Annotated[
-    str | None,
-    typer.Option(
-        help="What to do with missing values: error (the default) refuses them, mean replaces them "
-        "with the feature's mean, and drop leaves out the rows that contain any."
-    ),
-]
 AllowMissing = Annotated[
     bool,
     typer.Option("--allow-missing", help="Accept missing values, for fits with --missing."),
 ]
-Credentials = Annotated[
-    Path | None,
-    typer.Option(help="Folder with the coordinator's secret and certificates."),
-]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Use plain HTTP; only for a network that you trust.")
-]
-Host = Annotated[
-    str | None,
-    typer.Option(help="Use the sites at this server instead of FILES: HOST or HOST:PORT."),
-]
-Sites = Annotated[
-    str | None,
-    typer.Option(help="With --federation: number of sites, or their names, as in north,south."),
-]
-Wait = Annotated[
-    float,
-    typer.Option(help="Seconds to wait for sites that are offline or busy with a different run."),
-]
-Purpose = Annotated[
-    str, typer.Option(help="Reason for the run, in one line, to show to people at the sites.")
-]
-APPROVAL_WAIT = "Seconds to wait for sites where a person must approve the run."
-ApprovalWait = Annotated[float, typer.Option(help=APPROVAL_WAIT)]
-Secure = Annotated[
-    bool, typer.Option("--secure", help="Use secure sums: the coordinator reads only totals.")
-]
-PERSONALIZED_PANEL = "Options of --kind personalized"
-ROBUST_PANEL = "Options of --kind robust"
-Shared = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of components that all sites share.", rich_help_panel=PERSONALIZED_PANEL
-    ),
-]
-Local = Annotated[
-    str | None,
-    typer.Option(
-        help="Number of local components at each site, or NAME=NUMBER,... for every site.",
-        rich_help_panel=PERSONALIZED_PANEL,
-    ),
-]
-Gather = Annotated[
-    bool,
-    typer.Option(
-        "--gather",
-        help="With --federation, ask the sites for their local components.",
-        rich_help_panel=PERSONALIZED_PANEL,
-    ),
-]
-MaxComponents = Annotated[
-    int | None,
-    typer.Option(
-        help="Upper bound on the number of components, to use instead of -k.",
-        rich_help_panel=ROBUST_PANEL,
-    ),
-]
-Epsilon = Annotated[
-    float | None,
-    typer.Option(
-        help="Add noise, so that the fit is differentially private for each row. Requires --delta and "
-        "--row-bound. With several sites, this also turns on secure sums, which let the sites share "
-        "the noise."
-    ),
-]
-Delta = Annotated[
-    float | None,
-    typer.Option(
-        help="Probability that the promise of --epsilon fails; choose it far below one over the number "
-        "of rows."
-    ),
-]
-RowBound = Annotated[
-    float | None,
-    typer.Option(
-        help="Largest distance from the mean; rows farther away are moved to this distance. Choose it "
-        "from domain knowledge, not by looking at the rows."
-    ),
-]
-Around = Annotated[
-    str | None,
-    typer.Option(
-        help="Point near which rows are expected: one number, or one for each feature; by default, 0."
-    ),
-]
-Silent = Annotated[
-    int | None,
-    typer.Option(help="Number of sites that may fail to add their noise; by default, 1."),
-]
-MaxRounds = Annotated[int, typer.Option(help="Stop the solver after this many rounds.")]
+USE_PLAIN_HTTP = "Use plain HTTP; only for a network that you trust."
+CREDENTIALS_FOLDER = "Folder with the coordinator's secret and certificates."
+Credentials = Annotated[Path | None, typer.Option(help=CREDENTIALS_FOLDER)]
+Insecure = Annotated[bool, typer.Option("--insecure", help=USE_PLAIN_HTTP)]
 FanIn = Annotated[
     int | None,
     typer.Option(

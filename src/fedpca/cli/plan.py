@@ -10,22 +10,10 @@ import typer
 
 from fedpca.arrays import Array
 from fedpca.cli.console import exit_codes
-from fedpca.cli.methods import Kind, estimator_of, local_ranks_of
-from fedpca.cli.options import (
-    Delta,
-    Epsilon,
-    Gather,
-    Json,
-    Local,
-    MaxComponents,
-    RowBound,
-    Scale,
-    Secure,
-    Shared,
-    Silent,
-    read_policy,
-    sites_of,
-)
+from fedpca.cli.methods import NO_METHOD, NO_NOISE, Kind, Method, Noise, names_of_solvers
+from fedpca.cli.option_groups import LeftOut, with_groups
+from fedpca.cli.options import Json, read_policy, sites_of
+from fedpca.cli.sites import FILES_ONLY, N_SITES, NO_SITE_ASKED, WhichSites
 from fedpca.cli.terminal import show
 from fedpca.errors import InputError
 from fedpca.estimators import PersonalizedPCA
@@ -33,58 +21,39 @@ from fedpca.models.linear import Model, load_model
 from fedpca.solvers.planning import plan as planning
 from fedpca.solvers.planning.machines import BANDWIDTH, LATENCY_S
 
+PLANNED = {
+    "solver": "a plan compares several solvers",
+    "solver_option": "a plan compares solvers with their usual options",
+    "binomial": "a plan is about rows that are drawn, which are not genotypes",
+    "maf": "a plan is about rows that are drawn, which are not genotypes",
+    "seed": "a plan draws rows, always the same",
+}
 SPEED_PANEL = "Speeds, which determine the seconds"
 
 
+@with_groups
 def plan(
     rows: Annotated[int, typer.Option(min=2, help="Approximate number of rows at all sites.")],
     features: Annotated[int, typer.Option(min=1, help="Number of features.")],
-    n_components: Annotated[
-        int | None,
-        typer.Option(
-            "-k",
-            "--components",
-            min=1,
-            help="Number of components; with robust, you can use --max-components instead.",
-        ),
-    ] = None,
-    kind: Annotated[Kind, typer.Option(help="Kind of components, as for `fedpca fit`.")] = Kind.pca,
-    shared: Shared = None,
-    local: Local = None,
-    gather: Gather = False,
-    max_components: MaxComponents = None,
-    parameter: Annotated[
+    method: Annotated[Method, LeftOut(PLANNED)] = NO_METHOD,
+    solver: Annotated[
         list[str],
         typer.Option(
-            help="Other parameter of the estimator, such as center=none; may be repeated."
+            help="Solver to plan for; may be repeated; by default, all.",
+            autocompletion=names_of_solvers,
         ),
     ] = [],  # noqa: B006
-    sites: Annotated[
-        str, typer.Option(help="Number of sites that take part, or their names: north,south.")
-    ] = "3",
-    solver: Annotated[
-        list[str], typer.Option(help="Solver to plan for; may be repeated; by default, all.")
-    ] = [],  # noqa: B006
-    scale: Scale = False,
-    missing: Annotated[
-        str | None,
-        typer.Option(help="With pca, what to do with missing values: error, mean, or drop."),
-    ] = None,
-    tol: Annotated[
-        float | None,
-        typer.Option(help="Residual at which the solver stops; by default, as for `fedpca fit`."),
-    ] = None,
-    max_rounds: Annotated[
-        int | None,
+    noise: Noise = NO_NOISE,
+    asked: Annotated[WhichSites, LeftOut(NO_SITE_ASKED)] = FILES_ONLY,
+    weighted: Annotated[
+        bool, typer.Option("--weighted", help="The rows have weights, as with --weight.")
+    ] = False,
+    in_order: Annotated[
+        bool,
         typer.Option(
-            min=1, help="Rounds after which the solver stops; by default, as for `fedpca fit`."
+            "--in-order/--any-order", help="Whether the sites have their columns in one order."
         ),
-    ] = None,
-    secure: Secure = False,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    row_bound: RowBound = None,
-    silent: Silent = None,
+    ] = True,
     policy: Annotated[
         Path | None,
         typer.Option(help="TOML file with a site's policy, to show what the site would refuse."),
@@ -135,30 +104,14 @@ def plan(
     refuse.
     """
     with exit_codes(json=json):
-        model = estimator_of(
-            kind,
-            {
-                "-k": n_components,
-                "--missing": missing,
-                "--shared": shared,
-                "--local": local_ranks_of(local),
-                "--gather": gather or None,
-                "--max-components": max_components,
-                "--epsilon": epsilon,
-                "--delta": delta,
-                "--row-bound": row_bound,
-                "--silent": silent,
-            },
-            solver=None,
-            solver_options=[],
-            more=parameter,
-            common={"scale": scale or None, "tol": tol, "max_rounds": max_rounds},
-        )
-        if kind is Kind.pca and n_components is None:
-            raise InputError("a plan requires -k, the number of components")
-        most, bound = min(rows, features), n_components or max_components or 0
+        model = method.estimator(noise)
+        k = method.components
+        if method.kind is Kind.pca and not isinstance(k, int):
+            raise InputError("a plan requires -k with the number of components")
+        bound = k or method.max_components or 0
+        most = min(rows, features)
         if bound > most:
-            option = "-k" if n_components else "--max-components"
+            option = "-k" if k else "--max-components"
             raise InputError(
                 f"{option} {bound} exceeds the {most} components that {rows:,} rows of "
                 f"{features:,} features can have; use at most {most}"
@@ -167,11 +120,13 @@ def plan(
             rows,
             features,
             model,
-            sites=sites_of(sites) or 0,
+            sites=sites_of(asked.sites or str(N_SITES)) or 0,
             solvers=solver or None,
-            secure=secure or None,
+            weighted=weighted,
+            in_order=in_order,
+            secure=asked.secure or None,
             policy=None if policy is None else read_policy(policy),
-            variances=None if like is None else _variances(like, features, kind),
+            variances=None if like is None else _variances(like, features, method.kind),
             latency=latency,
             bandwidth=bandwidth,
             flops=flops,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from fedpca.cli.console import exit_codes, refuse_overwriting, say
-from fedpca.cli.option_groups import LeftOut, with_groups
-from fedpca.cli.options import BY_MODEL, Database, Delta, Force, Quiet, RowBound, source_of
+from fedpca.cli.methods import Noise
+from fedpca.cli.option_groups import LeftOut, option_of, with_groups
+from fedpca.cli.options import BY_MODEL, Database, Force, Quiet, source_of
 from fedpca.errors import InputError
 from fedpca.estimators import RobustPCA, load
 from fedpca.estimators.fitting import matching_rows
@@ -38,16 +40,25 @@ class Kind(StrEnum):
     control = "control"
 
 
+OF_ROWS = ("--rows", "--groups")
 # for each kind: the function that draws it, how many components to choose, and the options it uses
 KINDS: dict[Kind, tuple[Callable[..., Any], int, tuple[str, ...]]] = {
     Kind.scree: (displays.ScreeDisplay.from_estimator, 0, ()),
     Kind.loadings: (displays.LoadingsDisplay.from_estimator, 1, ("--features",)),
-    Kind.biplot: (biplot.BiplotDisplay.from_estimator, 2, ("--rows", "--summary", "--features")),
+    Kind.biplot: (
+        biplot.BiplotDisplay.from_estimator,
+        2,
+        ("--rows", "--groups", "--summary", "--features"),
+    ),
     Kind.sites: (displays.SiteSharesDisplay.from_estimator, 0, ()),
     Kind.parts: (parts.PartsDisplay.from_estimator, 0, ("--rows", "--features")),
     Kind.convergence: (displays.ConvergenceDisplay.from_estimator, 0, ()),
     Kind.utility: (privacy_displays.UtilityDisplay.from_estimator, 0, ("--delta", "--row-bound")),
-    Kind.control: (diagnostic_displays.ControlChartDisplay.from_estimator, 0, ("--rows",)),
+    Kind.control: (
+        diagnostic_displays.ControlChartDisplay.from_estimator,
+        0,
+        ("--rows", "--groups"),
+    ),
 }
 
 
@@ -79,6 +90,14 @@ def plot(
         str | None,
         typer.Option(help="File with rows of your own, for the plots biplot, parts, and control."),
     ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="With --rows, for a biplot or a control chart: column with the group of each row, "
+            "such as its clinic, which the plot shows in colors.",
+        ),
+    ] = None,
     database: Database = None,
     reading: Annotated[Reading, LeftOut(BY_MODEL)] = AS_STORED,
     summary: Annotated[
@@ -88,8 +107,8 @@ def plot(
         ),
     ] = [],  # noqa: B006
     features: Annotated[int | None, typer.Option(min=1, help="Number of features to draw.")] = None,
-    delta: Delta = None,
-    row_bound: RowBound = None,
+    delta: Annotated[float | None, option_of(Noise, "delta")] = None,
+    row_bound: Annotated[float | None, option_of(Noise, "row_bound")] = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -103,6 +122,7 @@ def plot(
         refuse_overwriting(output, force)
         given: dict[str, Any] = {
             "--rows": rows or reading.query,
+            "--groups": groups,
             "--summary": summary or None,
             "--features": features,
             "--delta": delta,
@@ -118,9 +138,10 @@ def plot(
         elif chosen:
             more["component"] = chosen[0]
         if given["--rows"] is not None:
-            more["X"] = _read(source_of(rows, database, reading), reading, fitted)
-        elif reading.given:
-            raise InputError(f"{', '.join(reading.given)}: options for rows; name them with --rows")
+            more |= _read(source_of(rows, database, reading), reading, fitted, groups)
+        elif reading.given or groups is not None:
+            names_given = [*reading.given, *([] if groups is None else ["groups"])]
+            raise InputError(f"{', '.join(names_given)}: options for rows; name them with --rows")
         if summary:
             more["sites"] = {path.stem: Summary.load(path) for path in summary}
         save_figure(KINDS[kind][0](fitted, **more).figure_, output)
@@ -128,29 +149,39 @@ def plot(
             say(f"wrote {output}")
 
 
-def _read(path: str, reading: Reading, fitted: Fitted | Summary) -> Any:
-    """Return a file's path, or the file's rows if there are not too many.
+def _read(
+    path: str, reading: Reading, fitted: Fitted | Summary, groups: str | None
+) -> dict[str, Any]:
+    """Return a file's path, or the file's rows if there are not too many, and the rows' groups.
 
     The rows are needed for a robust model, and to read them in a way that the path does not tell.
     """
-    if isinstance(fitted, Summary) or not (isinstance(fitted, RobustPCA) or reading.given):
-        return path
+    is_told = isinstance(fitted, RobustPCA) or reading.given or groups is not None
+    if isinstance(fitted, Summary) or not is_told:
+        return {"X": path}
     import numpy as np
     import pyarrow as pa
 
     names = getattr(fitted, "feature_names_in_", None)
     listed = None if names is None else feature_names(fitted)
-    source = matching_rows(fitted, path, reading)
-    blocks, n = [], 0
-    for block in source.blocks():
+    if groups is not None:  # read like an id, which is no feature
+        reading = replace(reading, id=(*reading.id, groups))
+    source: Any = matching_rows(fitted, path, reading)
+    blocks: list[Any] = []
+    labels: list[Any] = []
+    parts: Any = (
+        source.blocks_with_ids() if groups else ((block, None) for block in source.blocks())
+    )
+    for block, ids in parts:
         blocks.append(np.asarray(block.todense() if hasattr(block, "todense") else block))
-        n += len(blocks[-1])
-        if n > MAX_ROWS:
+        labels += ids.column(groups).to_pylist() if groups else [None] * len(blocks[-1])
+        if len(labels) > MAX_ROWS:
             raise InputError(
                 f"there are more than {MAX_ROWS:,} rows to draw; use a file with fewer"
             )
     rows = np.vstack(blocks) if blocks else np.empty((0, fitted.n_features_in_))
-    return rows if listed is None else pa.table(dict(zip(listed, rows.T, strict=True)))
+    X = rows if listed is None else pa.table(dict(zip(listed, rows.T, strict=True)))
+    return {"X": X, "groups": labels} if groups else {"X": X}
 
 
 def _refuse_unused(kind: Kind, chosen: list[int], given: set[str]) -> None:

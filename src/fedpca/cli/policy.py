@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedpca.cli.console import exit_codes, refuse_overwriting, say
-from fedpca.cli.methods import Kind, components_typed, estimator_of, local_ranks_of
+from fedpca.cli.methods import NO_METHOD, NO_NOISE, Method, Noise
+from fedpca.cli.option_groups import LeftOut, with_groups
 from fedpca.cli.options import Force, Json, read_policy, sites_of
+from fedpca.cli.sites import FILES_ONLY, N_SITES, NO_SITE_ASKED, WhichSites
 from fedpca.cli.terminal import show
 from fedpca.coordinator.federation import Federation
 from fedpca.engines.base import Engine
@@ -29,6 +31,7 @@ from fedpca.storage.regular import refuse_special
 TRY_PANEL = "The plan for --check and --save-plan, as for fedpca fit"
 
 
+@with_groups
 def policy(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Write a policy with comments to this file.")
@@ -52,68 +55,9 @@ def policy(
             help="Write the plan to this file, for sites to check.", rich_help_panel=TRY_PANEL
         ),
     ] = None,
-    kind: Annotated[
-        Kind, typer.Option(help="Kind of components.", rich_help_panel=TRY_PANEL)
-    ] = Kind.pca,
-    n_components: Annotated[
-        str | None,
-        typer.Option("-k", "--components", help="Number of components.", rich_help_panel=TRY_PANEL),
-    ] = None,
-    shared: Annotated[
-        int | None,
-        typer.Option(help="Number of shared components.", rich_help_panel=TRY_PANEL),
-    ] = None,
-    local: Annotated[
-        str | None,
-        typer.Option(help="Number of local components.", rich_help_panel=TRY_PANEL),
-    ] = None,
-    gather: Annotated[
-        bool,
-        typer.Option(
-            "--gather",
-            help="Ask the sites for their local components.",
-            rich_help_panel=TRY_PANEL,
-        ),
-    ] = False,
-    solver: Annotated[
-        str | None, typer.Option(help="Solver of the fit.", rich_help_panel=TRY_PANEL)
-    ] = None,
-    option: Annotated[
-        list[str], typer.Option(help="Solver option as NAME=VALUE.", rich_help_panel=TRY_PANEL)
-    ] = [],  # noqa: B006
-    parameter: Annotated[
-        list[str],
-        typer.Option(
-            help="Other parameter of the estimator as NAME=VALUE.", rich_help_panel=TRY_PANEL
-        ),
-    ] = [],  # noqa: B006
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Use secure sums.", rich_help_panel=TRY_PANEL)
-    ] = False,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Epsilon of a differentially private fit.", rich_help_panel=TRY_PANEL),
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Delta that goes with --epsilon.", rich_help_panel=TRY_PANEL),
-    ] = None,
-    row_bound: Annotated[
-        float | None,
-        typer.Option(
-            help="Largest distance from the mean; rows farther away are moved to this distance.",
-            rich_help_panel=TRY_PANEL,
-        ),
-    ] = None,
-    silent: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of sites that may fail to add their noise.", rich_help_panel=TRY_PANEL
-        ),
-    ] = None,
-    sites: Annotated[
-        str, typer.Option(help="Number of sites, or their names.", rich_help_panel=TRY_PANEL)
-    ] = "3",
+    method: Method = NO_METHOD,
+    noise: Noise = NO_NOISE,
+    asked: Annotated[WhichSites, LeftOut(NO_SITE_ASKED)] = FILES_ONLY,
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -138,62 +82,32 @@ def policy(
             _write(output, JOINING.to_text(), force)
             say(f"Wrote {output}; edit it, and pass it to fedpca join --policy")
             return
-        own = {
-            "-k": components_typed(kind, n_components),
-            "--shared": shared,
-            "--local": local_ranks_of(local),
-            "--gather": gather or None,
-            "--epsilon": epsilon,
-            "--delta": delta,
-            "--row-bound": row_bound,
-            "--silent": silent,
-        }
-        asked = (
-            plan_of(
-                kind,
-                own,
-                solver,
-                option,
-                parameter,
-                sites,
-                secure=secure or (epsilon is not None and sites != "1"),
-            )
-            if plan is None
-            else read_plan(plan)
-        )
+        declared = plan_of(method, noise, asked) if plan is None else read_plan(plan)
         if save_plan is not None:
-            _write(save_plan, asked.to_bytes().decode() + "\n", force)
+            _write(save_plan, declared.to_bytes().decode() + "\n", force)
             say(f"Wrote {save_plan}; sites can pass it to fedpca policy --check FILE --plan")
         if check is not None:
-            admission = admission_of(read_policy(check), asked)
+            admission = admission_of(read_policy(check), declared)
             show((admission,), json=json)
             if not admission["admitted"].value:
                 sys.exit(1)
 
 
-def plan_of(
-    kind: Kind,
-    own: Mapping[str, Any],
-    solver: str | None,
-    solver_options: list[str],
-    parameters: list[str],
-    sites: str,
-    *,
-    secure: bool = False,
-) -> RunPlan:
+def plan_of(method: Method, noise: Noise, asked: WhichSites) -> RunPlan:
     """Return the plan that a fit with these options would declare to sites."""
-    estimator = estimator_of(
-        kind, own, solver=solver, solver_options=solver_options, more=parameters, common={}
-    )
-    given = sites_of(sites)
+    estimator = method.estimator(noise)
+    given = sites_of(asked.sites or str(N_SITES))
     names = [f"site {i + 1}" for i in range(given)] if isinstance(given, int) else given or []
     if not names:
-        raise InputError(f"--sites must be a number from 1, or the names of the sites; got {sites}")
+        raise InputError(
+            f"--sites must be a number from 1, or the names of the sites; got {asked.sites}"
+        )
+    secure = asked.secure or (noise.promise() is not None and len(names) > 1)
     try:
         estimator.fit(Federation(_PlanCatcher(names), secure=secure))
     except _Declared as declared:
         return declared.plan
-    raise InputError(f"--kind {kind} declares no plan to check; use a different kind")
+    raise InputError(f"--kind {method.kind} declares no plan to check; use a different kind")
 
 
 def read_plan(path: Path) -> RunPlan:

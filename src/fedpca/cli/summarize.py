@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes, out, refuse_overwriting
-from fedpca.cli.option_groups import LeftOut, with_groups
+from fedpca.cli.methods import Method
+from fedpca.cli.option_groups import LeftOut, option_of, with_groups
 from fedpca.cli.options import (
     NOTHING_MULTIPLIED,
-    Components,
     Database,
     Json,
     Quiet,
@@ -35,21 +35,14 @@ def summarize(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the summary to this file.")],
     file: Annotated[Path | None, typer.Argument(help="File or folder of rows.")] = None,
     database: Database = None,
-    n_components: Components = "auto",
+    n_components: Annotated[str, option_of(Method, "n_components")] = "auto",
     spare: Annotated[
         int, typer.Option(help="Number of directions to keep in addition to the components.")
     ] = N_SPARE,
     reading: Annotated[
         Reading, LeftOut({"weight": "a summary counts every row once", **NOTHING_MULTIPLIED})
     ] = AS_STORED,
-    missing: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(MISSING),
-            help="What to do with missing values: refuse them, replace them with the feature's mean in "
-            "these rows, or leave out the rows that contain any.",
-        ),
-    ] = MISSING[0],
+    missing: Annotated[str, option_of(Method, "missing")] = MISSING[0],
     force: Annotated[
         bool,
         typer.Option(

@@ -22,12 +22,11 @@ from fedpca.cli.options import (
 )
 from fedpca.cli.progress import counting
 from fedpca.errors import InputError
-from fedpca.estimators import FederatedPCA, RobustPCA, load
-from fedpca.estimators.cells import write_h5ad
-from fedpca.estimators.files import record_in
+from fedpca.estimators import FederatedPCA, load
+from fedpca.estimators.cells import scoring, write_h5ad
+from fedpca.estimators.fitting import doubts_about, matching_rows
 from fedpca.models.control_limits import EVEN_NOISE, ControlLimits, RowFlags, t2_and_q
-from fedpca.models.linear import Model, load_model
-from fedpca.models.personalized import is_personalized, load_personalized
+from fedpca.models.linear import Model
 from fedpca.report.plink import (
     EIGENVEC,
     checked_variants,
@@ -36,17 +35,15 @@ from fedpca.report.plink import (
     write_weights,
 )
 from fedpca.rows.cells.h5ad import H5AD
-from fedpca.rows.columns import distinct_names, some_of
+from fedpca.rows.columns import distinct_names
 from fedpca.rows.formats.files import kind_of
-from fedpca.rows.gaps import filled
-from fedpca.rows.genotypes.genotype_rows import GenotypeRows, n_absent
+from fedpca.rows.genotypes.genotype_rows import GenotypeRows
 from fedpca.rows.in_memory import about_n_rows
-from fedpca.rows.matching import open_matching, scores_in_blocks
+from fedpca.rows.matching import scores_in_blocks
 from fedpca.rows.open import open_rows, resolved, state_of
 from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.solvers.standardize import BINOMIAL
 from fedpca.storage.table_file import check_format, writing_table
-from fedpca.storage.tensor_file import read_arrays
 
 FLAGS = ("t2", "q", "flagged")  # columns after the scores
 
@@ -106,8 +103,10 @@ def transform(
         rows, rest = resolved(source_of(file, database, reading), reading)
         for path in [] if plink is None else weight_files(plink):
             refuse_overwriting(path, force)
-        weights = None if plink is None else _allele_weights(model, rows)
-        n_rows = write_scores(model, rows, output, site, rest, with_flags=flags, quiet=quiet)
+        pca = load(model)
+        weights = None if plink is None else _allele_weights(pca, rows)
+        limits = _limits(model, pca) if flags else None
+        n_rows = write_scores(pca, rows, output, site, rest, limits=limits, quiet=quiet)
         if not quiet:
             out.print(f"Wrote {n_rows:,} rows to {output}")
         if plink is not None and weights is not None:
@@ -116,68 +115,46 @@ def transform(
 
 
 def write_scores(
-    model_path: Path,
+    pca: Any,
     source: Any,
     output: Path,
-    site: str | None = None,
-    reading: Reading = AS_STORED,
+    site: str | None,
+    reading: Reading,
     *,
-    with_flags: bool = False,
-    quiet: bool = True,
+    limits: ControlLimits | None,
+    quiet: bool,
 ) -> int:
     """Write the ids and scores of rows as Parquet or CSV, and return the number of rows.
 
-    Columns are matched by name if both the model and the rows have column names. If the model has
-    site-specific components, ``site`` names the site that the rows belong to. ``with_flags`` adds T2,
-    Q, and whether either is beyond its limit for new rows, as 1 or 0.
+    With ``limits``, also write T2, Q, and whether either is beyond its limit, as 1 or 0.
     """
     import pyarrow as pa
 
     if output.suffix == H5AD:
-        return _write_cells(model_path, source, output, site, reading)
+        return _write_cells(pca, source, output, site, reading)
     if output.suffix != EIGENVEC:
         check_format(output)
-    model, header = _model(model_path, site)
-    score: Callable[[Any], Array]
-    parameters = header["parameters"]
-    whiten = bool(parameters.get("whiten"))
-    score = partial(model.transform, whiten=whiten)
-    if header.get("estimator") == RobustPCA.__name__:  # its scores ignore outliers
-        score = RobustPCA.load(model_path).model_.transform
-    if with_flags:
-        score = partial(_score_and_flag, score, model, _limits(model_path, header))
-    if parameters.get("missing") == "mean":
-        score = partial(_score_filled, score, model.mean)
-    k, d = model.components.shape
-    features = header["features"]
-    target = record_in(header).log_normalized
-    rows = open_matching(source, features, d, reading, log_normalized=target)
-    if features is not None and rows.features is None:
-        err.print(
-            f"warning: {source} has no column names; its columns are assumed to be in this order: "
-            f"{some_of(features)}",
-            soft_wrap=True,
-        )
-    if n_absent(rows):
-        err.print(
-            f"warning: {source} lacks {n_absent(rows):,} of the model's {d:,} variants; they count as "
-            "missing",
-            soft_wrap=True,
-        )
-    if with_flags and isinstance(rows, GenotypeRows):
-        raise InputError("--flags does not apply to genotypes, which have no limits; omit --flags")
+    model, score, names = scoring(pca, site)
+    rows = matching_rows(pca, source, reading)
+    for doubt in doubts_about(pca, source, rows):
+        err.print(f"warning: {doubt}", soft_wrap=True)
     if output.suffix == EIGENVEC:
         return _write_eigenvec(output, model, rows)
-    names = [
-        *header.get("scores", [f"pc{i + 1}" for i in range(k)]),
-        *(FLAGS if with_flags else ()),
-    ]
-    has_ids = bool(reading.id) or isinstance(rows, GenotypeRows)
+    are_genotypes = isinstance(rows, GenotypeRows)
+    if limits is not None:
+        if are_genotypes:
+            raise InputError(
+                "--flags does not apply to genotypes, which have no limits; omit --flags"
+            )
+        score, names = partial(_score_and_flag, score, pca, limits), [*names, *FLAGS]
+    has_ids = bool(reading.id) or are_genotypes
     id_fields = list(getattr(rows, "id_schema", ())) if has_ids else []
     distinct_names([*(field.name for field in id_fields), *names])
     schema = pa.schema([*id_fields, *((name, pa.float64()) for name in names)])
-    fills = header.get("estimator") == FederatedPCA.__name__ and parameters.get("missing") == "mean"
-    if fills and isinstance(rows, GenotypeRows):
+    if (
+        isinstance(rows, GenotypeRows) and getattr(pca, "missing", "error") == "mean"
+    ):  # in their packed form
+        whiten = bool(pca.whiten)
         parts = iter([(model.transform_genotypes(rows, whiten=whiten), rows.ids())])
     else:
         parts = scores_in_blocks(rows, score, with_ids=has_ids)
@@ -204,11 +181,10 @@ def _write_eigenvec(output: Path, model: Model, rows: Any) -> int:
 
 
 def _allele_weights(
-    model_path: Path, source: Any
+    pca: Any, source: Any
 ) -> tuple[Model, Sequence[str], int, dict[str, tuple[str, str]]]:
     """Return a model, its variants, its number of samples, and the alleles in a cohort's own file."""
-    header = read_arrays(model_path, "model")[1]
-    if header.get("parameters", {}).get("scale") != BINOMIAL:
+    if getattr(pca, "scale", None) != BINOMIAL:
         raise InputError(
             "--plink requires a model fitted with --binomial, because plink2 scales genotypes that way"
         )
@@ -217,18 +193,17 @@ def _allele_weights(
         raise InputError(
             f"--plink requires a .bed file, because it needs the alleles; got {source}"
         )
-    model, header = load_model(model_path)
-    names = checked_variants(header["features"])
-    return model, names, header["n_samples"], rows.alleles()
+    names = checked_variants(getattr(pca, "feature_names_in_", None))
+    return pca._model(), names, pca.n_samples_, rows.alleles()
 
 
-def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
+def _limits(path: Path, pca: Any) -> ControlLimits:
     """Return the limits for new rows that follow from the model."""
-    if header.get("estimator") != FederatedPCA.__name__:
+    if not isinstance(pca, FederatedPCA):
         raise InputError(
             f"{path} has no limits for rows; --flags requires a model fitted with --kind pca"
         )
-    limits = FederatedPCA.load(path).control_limits()
+    limits = pca.control_limits()
     if limits.basis == EVEN_NOISE:
         err.print(
             "warning: the model file does not say how variance is spread outside the components, so "
@@ -239,17 +214,16 @@ def _limits(path: Path, header: dict[str, Any]) -> ControlLimits:
 
 
 def _score_and_flag(
-    score: Callable[[Any], Array], model: Model, limits: ControlLimits, block: Any
+    score: Callable[[Any], Array], pca: FederatedPCA, limits: ControlLimits, block: Any
 ) -> Array:
     """Return the scores, T2, and Q of rows, and a column with 1 for rows beyond a limit."""
-    t2, q = t2_and_q(model, block).T
+    rows = pca._filled(block)
+    t2, q = t2_and_q(pca._model(), rows).T
     flags = RowFlags(t2, q, limits)
-    return np.column_stack([score(block), flags.t2, flags.q, flags.flagged.astype(float)])
+    return np.column_stack([score(rows), flags.t2, flags.q, flags.flagged.astype(float)])
 
 
-def _write_cells(
-    model_path: Path, source: Any, output: Path, site: str | None, reading: Reading
-) -> int:
+def _write_cells(pca: Any, source: Any, output: Path, site: str | None, reading: Reading) -> int:
     """Write a copy of an ``.h5ad`` file with the results in it, and return the number of cells."""
     if not isinstance(source, Path) or kind_of(source) != H5AD:
         raise InputError(
@@ -258,26 +232,4 @@ def _write_cells(
     if reading.given.keys() - {"layer"}:
         raise InputError("--drop, --columns, and --id do not apply to an .h5ad output; omit them")
     state = state_of(source)
-    pca = load(model_path)
     return write_h5ad(pca, source, state, output, layer=reading.layer, site=site)
-
-
-def _score_filled(score: Callable[[Any], Array], fill: Array, block: Any) -> Array:
-    """Return what ``score`` returns for rows whose missing values are replaced by ``fill``."""
-    return score(filled(block, fill))
-
-
-def _model(path: Path, site: str | None) -> tuple[Model, dict[str, Any]]:
-    """Return the model in a file, or its part for one site, and the file's header."""
-    if not is_personalized(path):
-        if site is not None:
-            raise InputError(f"{path} has no site-specific components; omit --site")
-        return load_model(path)
-    model, header = load_personalized(path)
-    sites = list(model.parts)
-    if site is None and len(sites) == 1:
-        site = sites[0]
-    if site not in model.parts:
-        problem = f"no site {site!r} in the model" if site else "the rows' site is not given"
-        raise InputError(f"{path}: {problem}; set --site to one of {sites}")
-    return model.of_site(site), {**header, "scores": model.only(site).score_names}

@@ -9,27 +9,16 @@ from typing import Annotated
 import typer
 
 from fedpca.cli.console import exit_codes
-from fedpca.cli.option_groups import with_groups
-from fedpca.cli.options import (
-    FILES,
-    ApprovalWait,
-    Credentials,
-    Databases,
-    Host,
-    Insecure,
-    Json,
-    Purpose,
-    Quiet,
-    Secure,
-    Sites,
-    Wait,
-)
-from fedpca.cli.sites import AtServer, federation_of
+from fedpca.cli.option_groups import LeftOut, with_groups
+from fedpca.cli.options import FILES, Databases, Json, Quiet
+from fedpca.cli.sites import FILES_ONLY, WhichSites
 from fedpca.cli.terminal import show
 from fedpca.estimators import load
 from fedpca.estimators import verify as verify_model
 from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.solvers.verification import TOL
+
+ONE_ROUND = {"journal": "a single round leaves nothing to resume"}
 
 
 @with_groups
@@ -50,14 +39,7 @@ def verify(
         ),
     ] = False,
     reading: Reading = AS_STORED,
-    federation: Host = None,
-    sites: Sites = None,
-    secure: Secure = False,
-    wait: Wait = 60.0,
-    purpose: Purpose = "",
-    approval_wait: ApprovalWait = 0.0,
-    credentials: Credentials = None,
-    insecure: Insecure = False,
+    asked: Annotated[WhichSites, LeftOut(ONE_ROUND)] = FILES_ONLY,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -68,9 +50,7 @@ def verify(
     """
     with exit_codes(json=json):
         fitted = load(model)
-        server = AtServer(federation, sites, wait, credentials, insecure, purpose, approval_wait)
-        fed = federation_of(fitted, files, databases, reading, server, secure=secure, quiet=quiet)
-        with fed:
+        with asked.join_for(fitted, files, databases, reading, quiet=quiet) as fed:
             verdict = verify_model(fitted, fed, tol=tol, by_site=by_site)
         show(verdict.facts(), json=json, quiet=quiet)
     if not verdict.is_certified:

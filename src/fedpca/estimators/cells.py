@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def to_anndata(
 def results_for(pca: Any, source: Any, layer: str | None, site: str | None) -> ScanpyResults:
     """Return a fitted model's results for the cells in an AnnData object or an ``.h5ad`` file."""
     rows = matching_rows(pca, source, Reading(layer=layer))
-    model, score = _scoring(pca, site)
+    model, score, _ = scoring(pca, site)
     scores = [scores for scores, _ in scores_in_blocks(rows, score)]
     names = getattr(pca, "feature_names_in_", None)
     cells = cells_in(source)
@@ -71,21 +71,33 @@ def results_for(pca: Any, source: Any, layer: str | None, site: str | None) -> S
     )
 
 
-def _scoring(pca: Any, site: str | None) -> tuple[Model, Callable[[Any], Array]]:
-    """Return the linear model of an estimator, or of one of its sites, and a function to score rows."""
+class Scoring(NamedTuple):
+    """How the rows of one site are scored."""
+
+    model: Model  # the components of the scores
+    score: Callable[[Any], Array]  # of a block of rows
+    names: list[str]  # of the scores
+
+
+def scoring(pca: Any, site: str | None) -> Scoring:
+    """Return how an estimator scores rows, or rows of one of its sites."""
     if isinstance(pca, PersonalizedPCA):
         parts = list(pca.model_.parts)
         name = parts[0] if site is None and len(parts) == 1 else site
         if name not in parts:
-            raise InputError(f"site={site!r} is not in the model; use one of {parts}")
-        return pca.model_.of_site(name), partial(pca.model_.transform, site=name)
+            problem = f"no site {site!r} in the model" if site else "the rows' site is not given"
+            raise InputError(f"{problem}; set site to one of {parts}")
+        one = pca.model_.of_site(name)
+        return Scoring(one, one.transform, pca.model_.only(name).score_names)
     if site is not None:
         raise InputError(f"a {type(pca).__name__} has no site-specific components; omit site")
-    if isinstance(pca, RobustPCA):
-        return pca._model(), pca.model_.transform
+    model = pca._model()
+    names = [f"pc{i + 1}" for i in range(len(model.components))]
+    if isinstance(pca, RobustPCA):  # its scores ignore outliers
+        return Scoring(model, pca.model_.transform, names)
     if isinstance(pca, FederatedPCA):
-        return pca._model(), pca._scores
-    return pca._model(), partial(pca._model().transform, whiten=pca.whiten)
+        return Scoring(model, pca._scores, names)
+    return Scoring(model, partial(model.transform, whiten=pca.whiten), names)
 
 
 def _params(pca: Any, cells: Cells, names: Any, layer: str | None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from fedpca.errors import InputError
 from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
 from fedpca.protocol.plan import PRIVATE
+from fedpca.rows.columns import some_of
 from fedpca.rows.formats.array_files import is_array_on_disk
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows, n_absent
 from fedpca.rows.genotypes.plink_files import Genotypes
@@ -357,25 +358,28 @@ def scores_of_file(
     Columns are matched by name, and columns that are not features of the model are ignored. The
     function ``of_genotypes``, if given, scores genotypes one variant at a time, as they are stored.
     """
-    features = getattr(estimator, "feature_names_in_", None)
     rows = matching_rows(estimator, path)
-    if features is not None and rows.features is None:
-        warnings.warn(
-            f"{path} has no column names; its columns are assumed to be in the same order as in fit",
-            UserWarning,
-            stacklevel=3,
-        )
-    if n_absent(rows):
-        warnings.warn(
-            f"{path} lacks {n_absent(rows):,} of the model's {rows.n_features:,} variants; they count "
-            "as missing",
-            UserWarning,
-            stacklevel=3,
-        )
+    for doubt in doubts_about(estimator, path, rows):
+        warnings.warn(doubt, UserWarning, stacklevel=3)
     if of_genotypes is not None and isinstance(rows, GenotypeRows):
         return of_genotypes(rows)
     blocks = [scores for scores, _ in scores_in_blocks(rows, score)]
     return np.vstack([np.empty((0, width)), *blocks])
+
+
+def doubts_about(estimator: BaseEstimator, path: Any, rows: Rows) -> Iterator[str]:
+    """Yield what may be wrong with rows that were matched with the features of a model."""
+    features = getattr(estimator, "feature_names_in_", None)
+    if features is not None and rows.features is None:
+        yield (
+            f"{path} has no column names; its columns are assumed to be in this order: "
+            f"{some_of([str(name) for name in features])}"
+        )
+    if n_absent(rows):
+        yield (
+            f"{path} lacks {n_absent(rows):,} of the model's {rows.n_features:,} variants; they count "
+            "as missing"
+        )
 
 
 def matching_rows(estimator: BaseEstimator, source: Any, reading: Reading = AS_STORED) -> Rows:

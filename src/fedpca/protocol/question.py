@@ -49,6 +49,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -305,6 +306,8 @@ def question(
 
 def find_question(name: str) -> Question:
     """Return the installed question with this name."""
+    if name not in _REGISTRY:
+        import_module("fedpca.solvers")  # registers questions; too slow to import with the package
     try:
         return _REGISTRY[name]
     except KeyError:
