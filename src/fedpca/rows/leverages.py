@@ -133,23 +133,23 @@ def look_for_alone(
     if rank > most_directions:
         return None
 
-    def name(where: Array, scores: Array) -> None:
-        """Mark the columns with at least half of the largest part in any of these directions."""
-        for direction in scores:
-            part = np.abs(basis.matrix @ direction) * norms
-            where[columns[part >= part.max() / 2]] = True
+    def name(where: Array, directions: Array) -> None:
+        """Mark the columns with at least half of the largest part in the span of these directions."""
+        part = np.linalg.norm(basis.matrix @ directions.T, axis=1) * norms
+        where[columns[part >= part.max() / 2]] = True
 
     largest = 0.0
     for scores, of_weight in _scores(rows, missing, shares, columns, basis):
         own = _squares(scores)
-        name(found.of_row, scores[own > most * (1 - of_weight)])
+        for direction in scores[own > most * (1 - of_weight)]:
+            name(found.of_row, direction[None, :])
         largest = max(largest, float((own + of_weight).max(initial=0.0)))
     # without the rows of a set, there must be more rows than directions
     may_be_in_sets = n_together > 1 and largest > (1 - LEVERAGE_ROUNDING) * ALONE / n_together
     if may_be_in_sets and shares.n_rows - n_together > rank + 1:
         scores_again = _scores(rows, missing, shares, columns, basis)
-        for direction in _sets(_kept(scores_again, rank + 1, n_together), n_together):
-            name(found.of_rows, direction[None, :rank])
+        for directions in _sets(_kept(scores_again, rank + 1, n_together), n_together):
+            name(found.of_rows, directions[:, :rank])
     return found
 
 
@@ -227,7 +227,7 @@ def _kept(scores: Iterator[tuple[Array, Array]], width: int, n_together: int) ->
 
 
 def _sets(kept: Array, size: int) -> Iterator[Array]:
-    """Yield the directions that some set of rows has to itself; rows are those of a root of H."""
+    """Yield all directions that a set of rows has to itself, for some sets; rows are of a root of H."""
     own = _squares(kept)
     first = np.flatnonzero(own > ALONE / size)
     if not _may_be_in_sets(kept, first, size):
@@ -239,7 +239,8 @@ def _sets(kept: Array, size: int) -> Iterator[Array]:
         together = kept[_partners(kept, own, some, size)]
         values, vectors = np.linalg.eigh(together @ together.transpose(0, 2, 1))
         for i in np.flatnonzero(values[:, -1] > ALONE):
-            yield vectors[i, :, -1] @ together[i]
+            # all of them, because rounding chooses among directions with equal eigenvalues
+            yield vectors[i][:, values[i] > ALONE].T @ together[i]
 
 
 def _may_be_in_sets(kept: Array, first: Array, size: int) -> bool:
