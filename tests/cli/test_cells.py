@@ -201,5 +201,7 @@ def test_only_anndata_objects_take_results(labs):
         to_anndata(FederatedPCA(2), np.zeros((3, 2)))
     pca = PersonalizedPCA(1, 1, random_state=0, gather=True)
     pca.fit([Site(path, name=path.stem, layer="counts") for path in labs])
-    with pytest.raises(InputError, match=r"the rows' site is not given; set site to one of \['north'"):
+    with pytest.raises(
+        InputError, match=r"the rows' site is not given; set site to one of \['north'"
+    ):
         to_anndata(pca, anndata.read_h5ad(labs[0]), layer="counts")

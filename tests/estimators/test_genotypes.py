@@ -152,7 +152,7 @@ def test_binomial_scale_of_rows_in_memory_is_that_of_files(cohorts):
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("maf", [None, 0.1])
-@pytest.mark.parametrize("solver", ["lanczos", "power"])
+@pytest.mark.parametrize("solver", ["lanczos", "subspace-iteration"])
 def test_a_fit_goes_on_with_the_variants_of_the_cohorts_that_are_left(cohorts, lost, maf, solver):
     """Without a cohort, the others have more variants in common, maybe in another order."""
     beds, *_ = cohorts
