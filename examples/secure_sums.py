@@ -18,7 +18,7 @@ from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA
 from fedpca.audit.leakage import audit
 from fedpca.coordinator.ledger import ENVELOPE
 from fedpca.privacy.masks import N_RINGS
-from fedpca.privacy.rings import NARROW, WIDE, Ring, add
+from fedpca.privacy.rings import NARROW, WIDE, Ring, add_elements
 
 SOLVERS = ("covariance", "lanczos", "subspace-iteration", "local-power", "faps")
 
@@ -64,7 +64,7 @@ def error_of_sum(bits: int, n_sites: int, looseness: float, units: np.ndarray) -
     ring = Ring.for_exponent(bits, frexp(looseness * float(np.abs(parts).sum(axis=0).max()))[1])
     total = ring.encode(np.zeros(len(units)))
     for part in parts:
-        add(total, ring.encode(part, lambda n: rng.integers(0, 2**64, n, np.uint64)), bits)
+        add_elements(total, ring.encode(part, lambda n: rng.integers(0, 2**64, n, np.uint64)), bits)
     return float((np.abs(ring.decode(total) - exact) / (units * n_sites**0.5)).max())
 
 

@@ -24,7 +24,7 @@ from fedpca.privacy.rings import Ring
 from fedpca.privacy.secure_sum import SIZES, ZERO
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.private import at_site
-from fedpca.storage.tensor_file import CHECKSUM_KEY, checksum
+from fedpca.storage.tensor_file import CHECKSUM_KEY, contents_checksum
 
 if pd.__version__.startswith("2."):  # which anndata asks for; frames would change shared arrays
     pd.set_option("mode.copy_on_write", True)
@@ -151,7 +151,7 @@ def contents_of(path):
 def write_contents(path, arrays, header):
     """Write any arrays and any header to a file, with the checksum that belongs to them."""
     header = {key: value for key, value in header.items() if key != CHECKSUM_KEY}
-    header[CHECKSUM_KEY] = checksum(header, arrays)
+    header[CHECKSUM_KEY] = contents_checksum(header, arrays)
     save_file(arrays, path, metadata={"fedpca": json.dumps(header, sort_keys=True)})
 
 

@@ -30,7 +30,7 @@ from fedpca import FederatedPCA
 from fedpca.audit.attacks import (
     MASKED,
     PRODUCTS,
-    Attack,
+    CovarianceAttack,
     constant_mask,
     least_squares,
     low_rank,
@@ -126,7 +126,7 @@ def rounds_needed(name: str, d: int, seed: int) -> tuple[float, float, float]:
     C = problem.sites[0].T @ problem.sites[0]
     heard = heard_of_first(SSI, problem.sites, P, seed, blocks_needed(max(d, ROWS)) + SLACK)
 
-    def first_round(attack: Attack, least: int) -> float:
+    def first_round(attack: CovarianceAttack, least: int) -> float:
         for k in range(least, least + SLACK + 1):
             if relative(attack([up_to_round(heard, k)]), C) <= ENOUGH:
                 return k

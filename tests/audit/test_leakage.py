@@ -443,7 +443,7 @@ def test_options_of_a_solver_are_audited():
 def test_a_question_that_no_attack_knows_is_not_taken_for_private(monkeypatch):
     from fedpca.audit import leakage
 
-    monkeypatch.setattr(leakage, "ROUNDS", ("covariance_triangle",))
+    monkeypatch.setattr(leakage, "TELLING_QUESTIONS", ("covariance_triangle",))
     with pytest.raises(InputError, match="no attack covers the question 'covariance_product'"):
         audit(unlike_sites(), 2, solvers="subspace-iteration")
 

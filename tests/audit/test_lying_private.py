@@ -85,7 +85,7 @@ def test_without_noise_an_open_site_gives_records_away(attack, tmp_path):
 @pytest.mark.parametrize("epsilon", [math.inf, 1e6])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_plan_with_next_to_no_noise_is_refused(attack, epsilon, policy, tmp_path, monkeypatch):
-    monkeypatch.setattr(lying_private, "EPSILONS", (epsilon,))
+    monkeypatch.setattr(lying_private, "LYING_EPSILONS", (epsilon,))
     clinics = Clinics(tmp_path, ATTACKS[attack][0](), POLICIES[policy], store=tmp_path / "store")
     assert clinics.attacked(attack) == score(Found(), clinics.truth)
     assert clinics.liar.n_questions == 0
@@ -99,7 +99,7 @@ def test_a_plan_with_next_to_no_noise_is_refused(attack, epsilon, policy, tmp_pa
 def test_noise_that_is_admitted_hides_every_row_until_all_of_it_is_spent(
     attack, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(lying_private, "EPSILONS", (1.0,))
+    monkeypatch.setattr(lying_private, "LYING_EPSILONS", (1.0,))
     policy = replace(JOINING, max_runs_per_day=None, max_rounds_per_day=None)
     clinics = Clinics(tmp_path, ATTACKS[attack][0](), policy)
     for _ in range(100):

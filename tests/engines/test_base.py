@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from fedpca import Federation
-from fedpca.engines.base import FEATURES, Engine, EngineWrapper
+from fedpca.engines.base import ENGINE_FEATURES, Engine, EngineWrapper
 from fedpca.errors import InputError
 from fedpca.testing import ScriptedEngine
 
@@ -71,7 +71,7 @@ def test_a_wrapper_has_every_member_of_the_engine(member):
         assert getattr(wrapper, member) == {"north": "changed"}
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", ENGINE_FEATURES)
 @pytest.mark.parametrize("wrap", [lambda engine: engine, EngineWrapper, ScriptedEngine])
 def test_a_federation_refuses_what_its_engine_lacks(feature, wrap, tmp_path):
     class Lacking(Bare):

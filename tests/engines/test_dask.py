@@ -141,7 +141,7 @@ def test_features_in_several_chunks_are_put_together_with_a_warning(threads):
 
 
 def test_only_sums_reach_the_client_and_the_ledger_has_them(threads, monkeypatch):
-    monkeypatch.setattr(dask_engine, "FAN_IN", 2)
+    monkeypatch.setattr(dask_engine, "SUM_FAN_IN", 2)
     parts = dict(zip("abcde", np.array_split(ROWS, 5), strict=True))
     tables = {name: da.from_array(rows, rows.shape) for name, rows in parts.items()}
     reached, gather = [], Client.gather

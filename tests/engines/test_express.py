@@ -25,7 +25,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 
-from fedpca.engines.flower.express import MAX_BODY_BYTES, Express
+from fedpca.engines.flower.express import MAX_EXPRESS_BYTES, Express
 
 HEARTBEAT, PULL = "/v1/fleet/send-node-heartbeat", "/v1/fleet/pull-messages"
 
@@ -107,6 +107,6 @@ def test_only_the_frequent_small_requests_of_known_fits_and_sites_are_answered_h
     assert ask(state, "/v1/fleet/activate-node", pull, signed("north")) == "Flower's"
     node = Node(node_id=state.get_node_id_by_public_key(KEYS["north"]))
     beat = SendNodeHeartbeatRequest(node=node, heartbeat_interval=10.0)
-    large = {"content-length": str(MAX_BODY_BYTES + 1)}
+    large = {"content-length": str(MAX_EXPRESS_BYTES + 1)}
     assert ask(state, HEARTBEAT, beat, signed("north") | large) == "Flower's"
     assert ask(state, HEARTBEAT, beat, signed("north") | {"content-type": "text"}) == "Flower's"

@@ -22,7 +22,7 @@ from fedpca.cli.demo_federation import await_port, free_port
 from fedpca.engines.flower_app.client import client_app, settings_of
 from fedpca.engines.flower_app.engine import GridEngine
 from fedpca.errors import InputError, LinkError, PolicyRefused, QuorumLost, SiteFailed, SiteTimeout
-from fedpca.protocol.message import compose
+from fedpca.protocol.message import compose, decode
 from fedpca.protocol.plan import DECLARE
 from fedpca.site.policy import JOINING
 from fedpca.testing import check_engine
@@ -130,7 +130,7 @@ def test_a_site_that_forgets_all_but_its_files_follows_its_policy_to_the_same_mo
         assert declared["question"] == DECLARE
         assert [line["question"] for line in told] == [e["question"] for e in far.run_.history]
         (budget,) = (tmp_path / f"{site}-memory").glob("*.budget")
-        counts = np.array(list(json.loads(budget.read_text())["counted"].values()))
+        counts = np.array(list(decode(budget.read_bytes(), limit=None).header["counted"].values()))
         assert counts.sum(axis=0).tolist() == [1, sum(line["refused"] is None for line in told)]
 
 

@@ -7,7 +7,7 @@ import getpass
 import pytest
 
 from fedpca.engines.flower import reservations
-from fedpca.engines.flower.reservations import HOLD_S, Reservations
+from fedpca.engines.flower.reservations import RESERVATION_S, Reservations
 
 
 class Clock:
@@ -43,9 +43,9 @@ def test_a_reservation_lasts_while_it_is_renewed(clock):
     reservations = Reservations(clock)
     for _ in range(5):
         assert reservations.take("first", ["north"], "alice") is None
-        clock.now += 0.9 * HOLD_S
+        clock.now += 0.9 * RESERVATION_S
         assert reservations.take("second", ["north"], "bob").holder == "alice"
-    clock.now += 0.2 * HOLD_S
+    clock.now += 0.2 * RESERVATION_S
     assert reservations.take("second", ["north"], "bob") is None
     assert reservations.take("first", ["north"], "alice").holder == "bob"
 

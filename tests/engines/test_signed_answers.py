@@ -244,11 +244,11 @@ def test_a_statement_depends_on_everything_it_is_about():
 def test_only_the_right_key_data_and_signature_verify(make):
     key, other = make(), make()
     signature = credentials.sign(key, b"data")
-    assert credentials.verify(key.public_key(), signature, b"data")
-    assert not credentials.verify(key.public_key(), signature, b"date")
-    assert not credentials.verify(other.public_key(), signature, b"data")
+    assert credentials.verify_signature(key.public_key(), signature, b"data")
+    assert not credentials.verify_signature(key.public_key(), signature, b"date")
+    assert not credentials.verify_signature(other.public_key(), signature, b"data")
     for bad in (b"", signature[:-1], signature + b"\0", bytes(len(signature)), signature[::-1]):
-        assert not credentials.verify(key.public_key(), bad, b"data")
+        assert not credentials.verify_signature(key.public_key(), bad, b"data")
     assert credentials.fingerprint(key.public_key()) != credentials.fingerprint(other.public_key())
     assert len(credentials.fingerprint(key.public_key())) == 64
 

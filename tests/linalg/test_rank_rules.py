@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 from fedpca import FederatedPCA
 from fedpca.linalg.parallel_analysis import count_above, permuted_floor
 from fedpca.linalg.rank_rules import (
-    UNSEEN,
+    NEEDS_MORE_EIGENVALUES,
     RankComparison,
     Spectrum,
     broken_stick,
@@ -120,7 +120,7 @@ def test_rules_for_comparison_find_the_planted_rank(n, d, k):
     assert broken_stick(spectrum) == k
     compared = compare_ranks(spectrum, {"own": k, "silent": "it was not asked", "open": None})
     assert compared.consensus == k
-    assert compared.unknown == {"silent": "it was not asked", "open": UNSEEN}
+    assert compared.unknown == {"silent": "it was not asked", "open": NEEDS_MORE_EIGENVALUES}
 
 
 def test_the_threshold_is_the_published_one():
@@ -144,7 +144,7 @@ def test_a_part_of_the_spectrum_has_no_median():
     spectrum = planted()
     assert gavish_donoho(replace(spectrum, values=spectrum.values[:20])) is None
     assert compare_ranks(replace(spectrum, values=spectrum.values[:20])).unknown == {
-        "gavish-donoho": UNSEEN
+        "gavish-donoho": NEEDS_MORE_EIGENVALUES
     }
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, ks_2samp
 
 from fedpca.privacy import masks
-from fedpca.privacy.bounds import N_RANDOM_WORDS, N_WORDS, SIZE, hidden_size, told_exponent
+from fedpca.privacy.bounds import N_RANDOM_WORDS, N_WORDS, SIZE_RING, hidden_size, told_exponent
 from fedpca.privacy.masks import (
     masked,
     neighbors,
@@ -20,7 +20,7 @@ from fedpca.privacy.masks import (
     pair_secrets,
     public_key_of,
 )
-from fedpca.privacy.rings import NARROW, WIDE, Ring, add
+from fedpca.privacy.rings import NARROW, WIDE, Ring, add_elements
 from support import ring_for
 
 
@@ -40,7 +40,7 @@ def total_of(answers, rings):
     total = {field: np.zeros_like(array) for field, array in answers[0].items()}
     for answer in answers:
         for field, array in answer.items():
-            add(total[field], array, rings[field].bits)
+            add_elements(total[field], array, rings[field].bits)
     return {field: rings[field].decode(array) for field, array in total.items()}
 
 
@@ -148,7 +148,7 @@ def told(sizes, seed=0):
     rng, total = np.random.default_rng(seed), np.zeros(N_WORDS, np.uint64)
     for size in sizes:
         words = rng.integers(0, 2**64, N_RANDOM_WORDS, np.uint64, endpoint=False)
-        add(total, hidden_size(size, words), SIZE.bits)
+        add_elements(total, hidden_size(size, words), SIZE_RING.bits)
     return total, int.from_bytes(total.tobytes(), "little")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedpca.privacy.rings import NARROW, WIDE, Ring, add, subtract
+from fedpca.privacy.rings import NARROW, WIDE, Ring, add_elements, subtract
 from support import ring_for
 
 SIZES = st.one_of(st.just(0.0), st.floats(1e-12, 1e12), st.floats(-1e12, -1e-12))
@@ -34,7 +34,7 @@ def test_a_sum_in_the_ring_is_the_sum_of_the_rounded_numbers(bits, values):
     for value in values[1:]:
         elements = ring.encode(np.array([value]))
         due += exact(ring, elements)
-        add(total, elements, bits)
+        add_elements(total, elements, bits)
     assert exact(ring, total) == due
     assert ring.decode(total)[0] == pytest.approx(float(due), rel=4e-16, abs=0)
 
@@ -46,7 +46,7 @@ def test_what_is_added_can_be_subtracted(bits, words):
     total = elements.copy()
     subtract(total, elements, bits)
     assert not total.any()
-    add(total, elements, bits)
+    add_elements(total, elements, bits)
     assert (total == elements).all()
 
 

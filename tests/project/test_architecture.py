@@ -126,3 +126,59 @@ def test_the_flower_app_uses_flowers_public_interface_alone():
             elif isinstance(node, ast.Import):
                 imported.update(alias.name for alias in node.names)
     assert {name for name in imported if name.partition(".")[0] == "flwr"} == public
+
+
+# names that stand for one thing in several modules, or for a command and what it calls
+SAME_THING = {
+    "F": "a type variable",
+    "T": "a type variable",
+    "log": "each process logs under a name of its own",
+    "EPS": "the spacing of float64 numbers at 1",
+    "NODE_POLL_S": "two engines for Flower, which share no code",
+    "unwrap": "two engines for Flower, which share no code",
+    "wrap": "two engines for Flower, which share no code",
+    "connect": "a federation calls this function of each engine",
+    "audit": "a command, and the function that it calls",
+    "diagnose": "a command, and the function that it calls",
+    "join": "a command, and the function that it calls",
+    "plan": "a command, and the function that it calls",
+    "serve": "a command, and the function that it calls",
+    "summarize": "a command, and the function that it calls",
+    "verify": "two commands, and the function that one of them calls",
+}
+# names that mean different things and are still to be told apart
+# fmt: off
+TO_BE_TOLD_APART = {
+    "ALIKE", "AT_REST", "ApprovalWait", "Asked", "BLOCK_ENTRIES", "Block", "Checked", "DEFAULTS",
+    "END", "End", "Entry", "FILES", "Frame", "KINDS", "Kind", "MAX_ENTRIES", "MAX_LOCAL_STEPS",
+    "MAX_PRODUCTS", "MAX_ROUNDS", "MAX_ROWS", "MAX_SIDE", "MAX_SITES", "MAX_WORK", "METHODS",
+    "MIN_ROWS", "N_BINS", "N_GUARDS", "PASSES", "PERSONALIZED", "PORT", "PRIVACY", "Product",
+    "ROUNDING", "ROWS", "RobustFit", "Round", "Rule", "Run", "SECRET", "SHARE", "SOLVERS",
+    "STEPS", "SUMS", "Shared", "SitePart", "Sizes", "TELLS_APART", "TIMES_LANCZOS", "TOL", "WIDE",
+    "column_sums", "components_of", "grown", "impossible_sums", "in_words", "n_directions",
+    "recorded", "shares_of", "size",
+}
+# fmt: on
+
+
+def test_no_public_name_stands_for_two_things():
+    modules_of: dict[str, set[str]] = {}
+    for path in MODULES:
+        for name in _public_names(ast.parse(path.read_text())):
+            modules_of.setdefault(name, set()).add(str(path.relative_to(SOURCE)))
+    twice = {name for name, modules in modules_of.items() if len(modules) > 1}
+    new = {name: sorted(modules_of[name]) for name in twice - set(SAME_THING) - TO_BE_TOLD_APART}
+    assert new == {}, "name each by what it means"
+    assert (set(SAME_THING) | TO_BE_TOLD_APART) - twice == set(), "remove these from the tables"
+
+
+def _public_names(module: ast.Module) -> set[str]:
+    """Return the classes, functions, and constants that a module defines."""
+    found = set()
+    for node in module.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        for target in getattr(node, "targets", [getattr(node, "target", None)]):
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            found.update(part.id for part in parts if isinstance(part, ast.Name))
+    return {name for name in found if not name.startswith("_")}

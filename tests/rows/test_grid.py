@@ -157,7 +157,9 @@ def site_with(X, V, seed=0):
     d = X.shape[1]
     memory = {FlipSecret: FlipSecret(np.arange(8) + seed, V)}
     view = StandardizedRows(site.rows, Frame(X.mean(axis=0), np.ones(d)))
-    return SimpleNamespace(standardized=view, recall=memory.__getitem__)
+    return SimpleNamespace(
+        standardized=view, recall=memory.__getitem__, rounding_secret=lambda: None
+    )
 
 
 @settings(max_examples=40, deadline=None)

@@ -146,7 +146,7 @@ def test_bounds_save_time_but_change_no_decision(n_each, kind, is_weighted, is_s
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(leverages, "_is_above", lambda *_: False)
         changed.setattr(leverages, "_may_be_in_sets", lambda *_: True)
-        changed.setattr(leverages, "MARGIN", 1.0)
+        changed.setattr(leverages, "LIMIT_MARGIN", 1.0)
         assert found_in(rows) == found
 
 

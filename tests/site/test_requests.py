@@ -373,7 +373,7 @@ def at_north(tmp_path):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(approval, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(approval, "FIRST_DECLARE_PAUSE_S", 0.0)
 
 
 def test_a_fit_names_the_sites_that_have_not_approved(sites):

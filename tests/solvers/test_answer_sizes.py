@@ -9,7 +9,7 @@ import pytest
 
 from fedpca import FederatedPCA, Federation, PersonalizedPCA, RobustPCA
 from fedpca.protocol.message import MAX_BYTES, decode
-from fedpca.protocol.question import _REGISTRY, MAX_HEADER_BYTES, question
+from fedpca.protocol.question import _REGISTRY, ANSWER_HEADER_BYTES, question
 from fedpca.solvers import SOLVERS
 from fedpca.solvers.catalogue import PERSONALIZED, ROBUST
 from fedpca.testing import ScriptedEngine
@@ -63,7 +63,7 @@ def test_every_question_of_ours_bounds_its_answer():
 
 def sized(answers, at_most=None, **asks):
     made = question(asks=asks, answers=answers, at_most=at_most)(_nothing)
-    return lambda asked, **lengths: made.max_answer_bytes(asked, lengths) - MAX_HEADER_BYTES
+    return lambda asked, **lengths: made.max_answer_bytes(asked, lengths) - ANSWER_HEADER_BYTES
 
 
 def _nothing(site, **arrays):
@@ -81,6 +81,6 @@ def test_the_declaration_bounds_the_answer():
 
 def test_without_a_bound_the_limit_of_all_messages_holds():
     for answers in ({"V": "float64 d r"}, {"b": "uint8 bytes"}, {"T": "float64 triangle"}):
-        assert sized(answers)({}) == MAX_BYTES - MAX_HEADER_BYTES
-    assert sized({"T": "float64 triangle"})({}, d=10**6) == MAX_BYTES - MAX_HEADER_BYTES
+        assert sized(answers)({}) == MAX_BYTES - ANSWER_HEADER_BYTES
+    assert sized({"T": "float64 triangle"})({}, d=10**6) == MAX_BYTES - ANSWER_HEADER_BYTES
     assert sized({"V": "float64 d r"})({}, d=0) == 0

@@ -116,7 +116,10 @@ def test_a_run_by_products_estimates_the_traces(monkeypatch):
     assert found.residual_traces[0] == pytest.approx(exact[0], rel=1e-9)
     assert found.ranks.ranks["sign-flips"] == 2
     assert "needs eigenvalues" in found.ranks.unknown["gavish-donoho"]
-    assert {e["question"] for e in found.run_.history} <= {*attacks.ROUNDS, *attacks.BESIDE}
+    assert {e["question"] for e in found.run_.history} <= {
+        *attacks.TELLING_QUESTIONS,
+        *attacks.BESIDE,
+    }
 
 
 def test_the_odd_site_is_found_with_the_direction_in_which_it_is_odd(sites):
@@ -316,7 +319,7 @@ def test_a_site_map_shows_what_merge_shows(model, sites):
     identity = {"program": "SiteMap", "parameters": given}
     Federation(listener).run(program, identity=identity, seed=0)
     questions = {exchange.question for exchange in listener.transcript.rounds.values()}
-    assert questions <= {*attacks.ROUNDS, *attacks.BESIDE}
+    assert questions <= {*attacks.TELLING_QUESTIONS, *attacks.BESIDE}
     assert attacks.DESCRIBED in questions
     listener.transcript.model = Published(
         model.components_.T, model.singular_values_**2, model.noise_variance_, model.mean_

@@ -9,7 +9,7 @@ import pytest
 
 from fedpca import Federation, Policy, RobustPCA, Site
 from fedpca.audit.liar import Liar, Refused, score
-from fedpca.audit.lying import ROBUST
+from fedpca.audit.lying import ROBUST_PLAN
 from fedpca.audit.lying_robust import moved_center, robust_rows, value_in_bins
 from fedpca.errors import PolicyRefused
 from fedpca.protocol.plan import RunPlan
@@ -178,7 +178,7 @@ def liar_to(tables, policy, plan=None):
     """A coordinator's line to sites with these rows, after the first questions if there is a plan."""
     sites = [Site(rows, name=f"site-{i}", policy=policy) for i, rows in enumerate(tables)]
     liar = Liar({site.name: site.answer_bytes for site in sites})
-    liar.begin(**({} if plan is None else {**ROBUST, **plan}))
+    liar.begin(**({} if plan is None else {**ROBUST_PLAN, **plan}))
     if plan is not None:
         liar.ask_one("column_names")
         liar.ask("count_present", features=NO_NAMES)
@@ -214,7 +214,7 @@ def test_a_frame_of_its_own_in_every_run_singles_out_no_row():
     rows = tables(1, n=40)
     for least, n_found in ((1, 40), (5, 0)):
         liar = liar_to(rows, Policy(allow=("robust",), min_count=least))
-        liar.begin(**ROBUST)
+        liar.begin(**ROBUST_PLAN)
         assert score(robust_rows(liar), rows[0]).records == n_found
 
 
@@ -349,7 +349,7 @@ def test_a_moved_center_recovers_no_more_records_than_the_rounds_of_a_day_allow(
     rows = tables(1, n=200)
     for most, low, high in ((1, 50, 90), (None, 195, 200)):
         liar = liar_to(rows, replace(ALLOWED, max_runs_per_day=most))
-        liar.begin(**ROBUST)
+        liar.begin(**ROBUST_PLAN)
         assert low <= score(moved_center(liar), rows[0]).records <= high
         assert "'hard_round' is out of turn" in liar.refusals[0]
     with pytest.raises(Refused, match="max_rounds=1000 exceeds 200"):

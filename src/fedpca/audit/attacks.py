@@ -32,27 +32,35 @@ from fedpca.solvers.exact.tsqr import unpack_factor
 from fedpca.summary.summary import Summary
 
 Runs = Sequence[View]  # the original fit, followed by its refits
-Attack = Callable[[Runs], Array | None]
+CovarianceAttack = Callable[[Runs], Array | None]
 Pairs = list[tuple[Array, Array]]  # a matrix Z and its answer Y
 MIN_RELATIVE_SIZE = 1e-13  # smaller directions, relative to the largest, are rounding noise
 
 PRODUCTS, POWERS, MASKED = "covariance_product", "local_power_steps", "consensus_step"
-SUMMARIES = ("summarize_rows", "summarize_about")
+SUMMARY_QUESTIONS = ("summarize_rows", "summarize_about")
 DESCRIBED = "describe_site"  # its answer is a summary about the site's own mean, in a model's frame
-FACTOR = "triangular_factor"
+FACTOR_QUESTION = "triangular_factor"
 # the solvers' own questions
-ROUNDS = (PRODUCTS, POWERS, MASKED, "covariance_triangle", FACTOR, *SUMMARIES, DESCRIBED)
-SHARES = ("explained_energy", "explained_in_summary")
+TELLING_QUESTIONS = (
+    PRODUCTS,
+    POWERS,
+    MASKED,
+    "covariance_triangle",
+    FACTOR_QUESTION,
+    *SUMMARY_QUESTIONS,
+    DESCRIBED,
+)
+SHARE_QUESTIONS = ("explained_energy", "explained_in_summary")
 TRIANGLES, FLIPPED = "flipped_triangles", "flipped_product"
 SQUARES = "column_squares"
-FLIPS = (SQUARES, "draw_signs", TRIANGLES, FLIPPED)
+FLIP_QUESTIONS = (SQUARES, "draw_signs", TRIANGLES, FLIPPED)
 MOMENTS = ("column_names", "use_variants", "count_and_sum", "squares", "standardize")
-BESIDE = (*MOMENTS, *FLIPS, "energy_within", *SHARES)
+BESIDE = (*MOMENTS, *FLIP_QUESTIONS, "energy_within", *SHARE_QUESTIONS)
 
 
 def up_to_round(view: View, n_rounds: int) -> View:
     """Return the view after ``n_rounds`` rounds of the solver; the last includes the end of the run."""
-    at = [i for i, heard in enumerate(view.messages) if heard.question in ROUNDS]
+    at = [i for i, heard in enumerate(view.messages) if heard.question in TELLING_QUESTIONS]
     return view if n_rounds >= len(at) else view._replace(messages=view.messages[: at[n_rounds]])
 
 
@@ -123,11 +131,11 @@ def as_sent(runs: Runs) -> Array | None:
     for heard in runs[0].messages:
         if heard.question == "covariance_triangle":
             return unpack_triangle(heard.answer["triangle"])
-        if heard.question == FACTOR:
+        if heard.question == FACTOR_QUESTION:
             d = len(heard.asked["mean"])
             R = unpack_factor(heard.answer["entries"], int(heard.answer["rank"]), d)
             return np.asarray(R.T @ R)
-        if heard.question in SUMMARIES:
+        if heard.question in SUMMARY_QUESTIONS:
             is_own = heard.question == "summarize_rows"
             return _of_summary(heard.answer, runs[0].model.mean if is_own else None)
         if heard.question == DESCRIBED:  # the summary's mean is relative to the common mean
@@ -169,7 +177,7 @@ def published(runs: Runs) -> Array:
     return np.asarray(share * (model.V * model.eigenvalues @ model.V.T + noise))
 
 
-ATTACKS: dict[str, Attack] = {
+COVARIANCE_ATTACKS: dict[str, CovarianceAttack] = {
     "least squares": least_squares,
     "low rank": low_rank,
     "constant mask": constant_mask,
@@ -255,7 +263,7 @@ def _of_summary(answer: Arrays, mean: Array | None) -> Array:
 def _site_variances(view: View) -> tuple[float, float] | None:
     """Return the site's variance along the components and in total, if a message contains them."""
     for heard in view.messages:
-        if heard.question in SHARES:
+        if heard.question in SHARE_QUESTIONS:
             return float(heard.answer["explained"]), float(heard.answer["total"])
     return None
 

@@ -39,7 +39,7 @@ from fedpca.solvers.private.at_site import (
     sum_variance,
 )
 
-EPSILONS = (math.inf, 10.0, 1.0, 0.1)  # an infinite epsilon means a fit without noise
+DIFFERENCING_EPSILONS = (math.inf, 10.0, 1.0, 0.1)  # an infinite epsilon means a fit without noise
 FLAG, ADDED = "flag", "added"
 
 
@@ -57,7 +57,7 @@ def guess_person(
     rows: Array,
     row_bound: float,
     *,
-    epsilons: Iterable[float] = EPSILONS,
+    epsilons: Iterable[float] = DIFFERENCING_EPSILONS,
     delta: float = 1e-6,
     n_trials: int = 200,
     seed: int = 0,

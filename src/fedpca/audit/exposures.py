@@ -90,7 +90,7 @@ class Leakage:
             for name in HEARD
         ]
         return (
-            Records("exposures", EXPOSED, rows, TITLE, ABOUT),
+            Records("exposures", EXPOSED, rows, PLOT_TITLE, ABOUT),
             Records("guesses", GUESS, [*self.guesses.items()], GUESSES, by_first=True),
             Records(None, (Column("text"),), heard, as_lines=True),
         )
@@ -101,22 +101,22 @@ def _error(error: float) -> str:
 
 
 HEARD = ("seen", "summed")  # the listeners that a table shows
-ERROR = ValueKind(_error)
-TITLE = "Relative error of the best estimate of a site's covariance, by rounds"
+ESTIMATE_ERROR = ValueKind(_error)
+PLOT_TITLE = "Relative error of the best estimate of a site's covariance, by rounds"
 ABOUT = (
     "An error of 0 means that the covariance is known; 1 is no better than guessing zero. 'exposed' is "
     "the share of the site's variance on eigenvectors known to within 10%."
 )
 GUESSES = "Errors of guesses that use no messages"
-GUESS = (Column("site"), Column("error", ERROR))
+GUESS = (Column("site"), Column("error", ESTIMATE_ERROR))
 EXPOSED = (
     Column("solver"),
     Column("listener"),
     Column("site"),
     Column("attack", label="best attack"),
-    Column("error_1", ERROR, "1"),
-    Column("error_10", ERROR, "10"),
-    Column("error", ERROR, "all"),
+    Column("error_1", ESTIMATE_ERROR, "1"),
+    Column("error_10", ESTIMATE_ERROR, "10"),
+    Column("error", ESTIMATE_ERROR, "all"),
     Column("rounds", COUNT),
     Column("exposed", SHARE),
 )

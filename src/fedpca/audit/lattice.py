@@ -17,10 +17,10 @@ import numpy as np
 
 from fedpca.arrays import Array
 
-DELTA = 0.99  # how much shorter a vector must be to move forward; 1 would be slow
+LOVASZ_DELTA = 0.99  # how much shorter a vector must be to move forward; 1 would be slow
 MAX_TIMES = 5  # size reductions of one vector, of which the later ones only remove rounding
 FIRST_SIZE = 64.0  # size of the largest sum on the first scale, and of one unit on the last scale
-GROWTH = 8.0  # factor between one scale and the next
+SCALE_GROWTH = 8.0  # factor between one scale and the next
 
 
 def subset_of_sum(K: Array, total: Array) -> Array | None:
@@ -38,7 +38,7 @@ def subset_of_sum(K: Array, total: Array) -> Array | None:
             return np.asarray((point[:n] * point[n] + 1) // 2)
         if scale > FIRST_SIZE:
             return None
-        scale *= GROWTH
+        scale *= SCALE_GROWTH
 
 
 def _reduce(points: Array, sums: Array, scale: float) -> None:
@@ -76,7 +76,7 @@ def _reduce(points: Array, sums: Array, scale: float) -> None:
     while i < n:
         orthogonalize(i)
         shorten(i)
-        if squares[i] >= (DELTA - mu[i, i - 1] ** 2) * squares[i - 1]:
+        if squares[i] >= (LOVASZ_DELTA - mu[i, i - 1] ** 2) * squares[i - 1]:
             i += 1
             continue
         for each in (points, sums):

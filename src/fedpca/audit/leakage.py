@@ -30,10 +30,17 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from fedpca.arrays import Array
-from fedpca.audit.attacks import ATTACKS, BESIDE, MASKED, ROUNDS, pairs_of, published, up_to_round
+from fedpca.audit.attacks import (
+    BESIDE,
+    COVARIANCE_ATTACKS,
+    MASKED,
+    TELLING_QUESTIONS,
+    pairs_of,
+    published,
+    up_to_round,
+)
 from fedpca.audit.exposures import Exposure, Leakage, Target
-from fedpca.audit.simulation import MAX_FEATURES as MAX_SIMULATED_FEATURES
-from fedpca.audit.simulation import simulated_covariance
+from fedpca.audit.simulation import MAX_SIMULATED_FEATURES, simulated_covariance
 from fedpca.audit.transcript import LISTENERS, Transcript, View, record
 from fedpca.errors import InputError, PolicyRefused
 from fedpca.estimators import FederatedPCA
@@ -43,7 +50,7 @@ from fedpca.site.site import Site
 from fedpca.solvers.catalogue import SOLVERS, find_solver
 from fedpca.solvers.contract import Solver
 
-MAX_FEATURES = 1000  # estimates are d x d, one for each attack, round, and site
+MAX_AUDITED_FEATURES = 1000  # estimates are d x d, one for each attack, round, and site
 MIN_VARIANCE_SHARE = 1e-20  # a site with a smaller share of the variance is constant
 
 
@@ -94,7 +101,7 @@ def audit(
             "simulate or secure, but not both"
         )
     attacked = _solvers(solvers, secure=secure)
-    most = MAX_SIMULATED_FEATURES if simulate else MAX_FEATURES
+    most = MAX_SIMULATED_FEATURES if simulate else MAX_AUDITED_FEATURES
     _check(sites, refits, random_state, most)
 
     def runs_of(solver: Solver, n: int, *, secure: bool) -> list[Transcript]:
@@ -140,10 +147,10 @@ def rounds_to_look_at(last: int) -> list[int]:
 
 def _attacked(views: Sequence[View], target: Target) -> Iterator[tuple[str, int, float, float]]:
     """Yield the attack, round, error, and exposed share for each attack that yields an estimate."""
-    last = sum(heard.question in ROUNDS for heard in views[0].messages)
+    last = sum(heard.question in TELLING_QUESTIONS for heard in views[0].messages)
     for n_rounds in rounds_to_look_at(max(last, 1)):
         runs = [up_to_round(view, n_rounds) for view in views]
-        for name, attack in ATTACKS.items():
+        for name, attack in COVARIANCE_ATTACKS.items():
             estimate = attack(runs)
             if estimate is not None:
                 near = _without_negative(estimate)
@@ -252,7 +259,7 @@ def _recorded(model: FederatedPCA, sites: Any, *, secure: bool) -> Transcript:
         warnings.simplefilter("ignore", ConvergenceWarning)
         run = record(model, sites, secure=secure)
     for exchange in run.rounds.values():
-        if exchange.question not in (*ROUNDS, *BESIDE):
+        if exchange.question not in (*TELLING_QUESTIONS, *BESIDE):
             raise InputError(
                 f"no attack covers the question {exchange.question!r}; add one to "
                 "fedpca.audit.attacks"

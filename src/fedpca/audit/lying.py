@@ -48,7 +48,7 @@ from fedpca.audit.liar import (
 )
 from fedpca.errors import InputError
 from fedpca.facts import COUNT, DATA, Column, Fact, Records, Section, Sections, ValueKind
-from fedpca.protocol.plan import MAX_ROUNDS
+from fedpca.protocol.plan import MAX_PLAN_ROUNDS
 from fedpca.site.policy import JOINING, TRUSTING, Policy
 from fedpca.site.site import Site
 from fedpca.solvers.robust.contract import MAX_ROUNDS as MAX_ROBUST_ROUNDS
@@ -63,23 +63,23 @@ STRICT = Policy(
     max_runs_per_day=20,
     max_rounds_per_day=2000,
 )
-MAX_FEATURES = 100
-MAX_ROWS = 200  # rows of each site; more rows take longer and show nothing more
-MANY_GAPS = 15  # rows with gaps; more than the min_count of any policy in this module
+MAX_ATTACKED_FEATURES = 100
+MAX_ATTACKED_ROWS = 200  # rows of each site; more rows take longer and show nothing more
+N_ROWS_WITH_GAPS = 15  # rows with gaps; more than the min_count of any policy in this module
 N_MADE_UP = 2  # made-up sites, which are added if there is only one site to attack
 
-Plan = Mapping[str, Any]
+DeclaredPlan = Mapping[str, Any]
 
 
-def _pca(solver: str, **parameters: Any) -> Plan:
+def _pca(solver: str, **parameters: Any) -> DeclaredPlan:
     """Return a plan of `FederatedPCA` that asks as much as any plan may."""
-    common = {"n_components": None, "max_rounds": MAX_ROUNDS, "missing": "error"}
+    common = {"n_components": None, "max_rounds": MAX_PLAN_ROUNDS, "missing": "error"}
     return {"program": "FederatedPCA", "solver": solver, **common, **parameters}
 
 
-ROBUST: Plan = {
+ROBUST_PLAN: DeclaredPlan = {
     "program": "RobustPCA",
-    "n_components": MAX_FEATURES,
+    "n_components": MAX_ATTACKED_FEATURES,
     "max_components": None,
     "center": "median",
     "scale": True,
@@ -96,7 +96,7 @@ class Attack:
 
     name: str
     run: Callable[[Liar], Found]
-    plans: tuple[Plan, ...]  # plans that help it; the best one comes first
+    plans: tuple[DeclaredPlan, ...]  # plans that help it; the best one comes first
     # "site": one site's answers; "totals": totals over all sites; "colluding": totals from which the
     # terms of colluding sites can be subtracted; "rosters": totals over sets of sites of its choice
     hears: str = "site"
@@ -136,33 +136,35 @@ def with_gap(rows: Array) -> Array:
 def with_gaps(rows: Array) -> Array:
     """Return rows with gaps: some rows lack their last value, and one row the value before it."""
     gapped = rows.copy()
-    gapped[1:MANY_GAPS, -1] = np.nan
+    gapped[1:N_ROWS_WITH_GAPS, -1] = np.nan
     gapped[0, -2] = np.nan
     return gapped
 
 
 COVARIANCE, LANCZOS = _pca("covariance"), _pca("lanczos")
-AUTO = _pca("lanczos", n_components="auto")  # lets the coordinator remove directions
+AUTO_PLAN = _pca("lanczos", n_components="auto")  # lets the coordinator remove directions
 SCALED = _pca("lanczos", scale=True)  # lets the coordinator choose the scale
 ATTACKS = {
     attack.name: attack
     for attack in (
         Attack("honest run", lying_sums.honest_run, (COVARIANCE,)),
-        Attack("robust rows", lying_robust.robust_rows, (ROBUST, LANCZOS)),
-        Attack("robust rows, totals", lying_robust.robust_rows, (ROBUST, LANCZOS), "totals"),
-        Attack("single values", lying_robust.single_values, (ROBUST, LANCZOS)),
-        Attack("single values, totals", lying_robust.single_values, (ROBUST, LANCZOS), "totals"),
-        Attack("extreme values", lying_robust.extreme_values, (ROBUST, LANCZOS)),
-        Attack("moved center", lying_robust.moved_center, (ROBUST,)),
-        Attack("moved center, totals", lying_robust.moved_center, (ROBUST,), "totals"),
+        Attack("robust rows", lying_robust.robust_rows, (ROBUST_PLAN, LANCZOS)),
+        Attack("robust rows, totals", lying_robust.robust_rows, (ROBUST_PLAN, LANCZOS), "totals"),
+        Attack("single values", lying_robust.single_values, (ROBUST_PLAN, LANCZOS)),
+        Attack(
+            "single values, totals", lying_robust.single_values, (ROBUST_PLAN, LANCZOS), "totals"
+        ),
+        Attack("extreme values", lying_robust.extreme_values, (ROBUST_PLAN, LANCZOS)),
+        Attack("moved center", lying_robust.moved_center, (ROBUST_PLAN,)),
+        Attack("moved center, totals", lying_robust.moved_center, (ROBUST_PLAN,), "totals"),
         Attack("far mean", lying_sums.far_mean, (SCALED,)),
         Attack("far mean, totals", lying_sums.far_mean, (SCALED,), "totals"),
         Attack("constant columns", lying_sums.constant_columns, (SCALED,), plant=between_constants),
-        Attack("rounding", lying_rounding.rounding, (AUTO,)),
-        Attack("rounding, totals", lying_rounding.rounding, (AUTO,), "totals"),
-        Attack("bisected rounding", lying_rounding.smallest_value, (AUTO,)),
-        Attack("sign flips", lying_sums.sign_flips, (AUTO,)),
-        Attack("few rows flipped", lying_sums.few_rows_flipped, (AUTO,), plant=few_rows),
+        Attack("rounding", lying_rounding.rounding, (AUTO_PLAN,)),
+        Attack("rounding, totals", lying_rounding.rounding, (AUTO_PLAN,), "totals"),
+        Attack("bisected rounding", lying_rounding.smallest_value, (AUTO_PLAN,)),
+        Attack("sign flips", lying_sums.sign_flips, (AUTO_PLAN,)),
+        Attack("few rows flipped", lying_sums.few_rows_flipped, (AUTO_PLAN,), plant=few_rows),
         Attack("rare flag", lying_sums.rare_flag, (COVARIANCE,), plant=with_flag),
         Attack("rare flag, totals", lying_sums.rare_flag, (COVARIANCE,), "totals", with_flag),
         Attack("one row less", lying_sums.one_row_less, (COVARIANCE,)),
@@ -285,7 +287,7 @@ OWN = [name for name, attack in ATTACKS.items() if not attack.source]
 PUBLISHED = [name for name, attack in ATTACKS.items() if attack.source]
 
 
-class Outcome(NamedTuple):
+class AttackOutcome(NamedTuple):
     """What one attack recovered from sites with one policy."""
 
     attack: str
@@ -327,7 +329,7 @@ class Outcome(NamedTuple):
 class Lying:
     """The outcomes of all attacks, and what a guess from the published model recovers."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[AttackOutcome, ...]
     guess: Score
     policies: Mapping[str, Policy]
 
@@ -336,7 +338,7 @@ class Lying:
         """Return the names of the attacks."""
         return tuple(dict.fromkeys(outcome.attack for outcome in self.outcomes))
 
-    def of(self, attack: str, policy: str) -> Outcome:
+    def of(self, attack: str, policy: str) -> AttackOutcome:
         """Return the outcome of an attack on sites with a policy."""
         for outcome in self.outcomes:
             if (outcome.attack, outcome.policy) == (attack, policy):
@@ -346,7 +348,7 @@ class Lying:
             f"and the policies {', '.join(self.policies)}"
         )
 
-    def better_than_guess(self, policy: str) -> list[Outcome]:
+    def better_than_guess(self, policy: str) -> list[AttackOutcome]:
         """Return the attacks that recover more records or values than a guess from the same rows."""
         return [
             each for each in self.outcomes if each.policy == policy and each.is_better_than_guess
@@ -414,7 +416,7 @@ BETTER = (
     Column("attacks", ValueKind(lambda names: ", ".join(names) or "none", False)),
 )
 POLICY = (Column("policy", DATA), Column("rules", DATA))
-OUTCOME = tuple(Column(name, DATA) for name in Outcome._fields)
+OUTCOME = tuple(Column(name, DATA) for name in AttackOutcome._fields)
 
 
 def attack_site(
@@ -464,7 +466,9 @@ def _chosen(names: Iterable[str] | None) -> list[Attack]:
     return [ATTACKS[name] for name in chosen]
 
 
-def _attacked(attack: Attack, rows: Mapping[str, Array], name: str, policy: Policy) -> Outcome:
+def _attacked(
+    attack: Attack, rows: Mapping[str, Array], name: str, policy: Policy
+) -> AttackOutcome:
     """Return the best outcome of an attack over the plans that it may declare."""
     planted = dict(rows)
     first = next(iter(rows))
@@ -498,7 +502,7 @@ def _attacked(attack: Attack, rows: Mapping[str, Array], name: str, policy: Poli
         got = score(found, truth)
         rules = tuple(dict.fromkeys(liar.refusals))
         outcomes.append(
-            Outcome(
+            AttackOutcome(
                 attack.name,
                 name,
                 *_fields(got),
@@ -521,7 +525,7 @@ def _fields(got: Score) -> tuple[int, int, tuple[str, ...]]:
     return got.records, got.values, got.facts
 
 
-def _run(attack: Attack, liar: Liar, plan: Plan | None) -> Found:
+def _run(attack: Attack, liar: Liar, plan: DeclaredPlan | None) -> Found:
     """Run an attack with or without a plan; if a site refuses, the attack has found nothing."""
     try:
         liar.begin(**({} if plan is None else plan))
@@ -587,18 +591,18 @@ def _rows_of(sites: Any) -> dict[str, Array]:
 
 def _dense(name: str, given: Any) -> Array:
     opened = (given if isinstance(given, Site) else Site(given, name=name)).rows
-    if opened.n_features > MAX_FEATURES:
+    if opened.n_features > MAX_ATTACKED_FEATURES:
         raise InputError(
-            f"site {name!r}: {opened.n_features} features exceed the limit of {MAX_FEATURES} for these "
-            "attacks; attack the same rows with fewer columns"
+            f"site {name!r}: {opened.n_features} features exceed the limit of {MAX_ATTACKED_FEATURES} "
+            "for these attacks; attack the same rows with fewer columns"
         )
     kept: list[Array] = []
     for block in opened.blocks():
         part = np.asarray(block.toarray() if hasattr(block, "toarray") else block, np.float64)
         kept.append(part[np.isfinite(part).all(axis=1)])
-        if sum(map(len, kept)) >= MAX_ROWS:
+        if sum(map(len, kept)) >= MAX_ATTACKED_ROWS:
             break
-    rows = np.vstack(kept)[:MAX_ROWS] if kept else np.empty((0, opened.n_features))
+    rows = np.vstack(kept)[:MAX_ATTACKED_ROWS] if kept else np.empty((0, opened.n_features))
     if len(rows) < 2:
         raise InputError(f"site {name!r} has {len(rows)} rows without gaps; pass at least 2")
     return rows

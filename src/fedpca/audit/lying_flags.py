@@ -24,7 +24,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from fedpca.arrays import Array
 from fedpca.audit.liar import Found, Liar
 from fedpca.audit.lying_known import HALF, flags
-from fedpca.audit.lying_sums import IS_ONE, Moments, honest_moments
+from fedpca.audit.lying_sums import IS_ONE, HonestMoments, honest_moments
 from fedpca.linalg.dense import orth
 from fedpca.rows.gaps import ERROR
 from fedpca.solvers.common_features import names_to_bytes
@@ -32,8 +32,8 @@ from fedpca.solvers.common_features import names_to_bytes
 N_STAGED, N_STAGES = 36, 3  # rows and stages of a disease in the planted table with few columns
 N_WIDE, D_WIDE = 30, 400  # rows and columns of the planted table with many columns
 MAX_PATTERN_COLUMNS = 12  # with more columns, there are too many patterns
-N_STARTS = 30
-MAX_STEPS = 60  # of one independent component analysis
+N_ICA_STARTS = 30
+MAX_ICA_STEPS = 60  # of one independent component analysis
 MAX_ROUNDINGS = 30
 IS_STILL = 1e-6  # directions that turn by less have settled
 IS_EXACT = 1e-6  # error of an entry in the space of all rows up to which a row lies in it
@@ -109,10 +109,10 @@ def independent_rows_of_products(liar: Liar) -> Found:
     Y = np.hstack(products)
     inner = Z[:, : Y.shape[1]].T @ Y
     gram = Y @ np.linalg.pinv((inner + inner.T) / 2, rcond=NULL, hermitian=True) @ Y.T
-    return rows_of_flags(Moments(n, totals["total"], np.rint(gram)))
+    return rows_of_flags(HonestMoments(n, totals["total"], np.rint(gram)))
 
 
-def rows_of_flags(found: Moments) -> Found:
+def rows_of_flags(found: HonestMoments) -> Found:
     """Return the rows of flags with these moments, or those of them that are found."""
     n, d = found.n, len(found.sums)
     mean = found.sums / n
@@ -125,7 +125,7 @@ def rows_of_flags(found: Moments) -> Found:
     rng = np.random.default_rng(0)
     rows: list[Array] = []
     directions = np.empty((0, len(factor)))
-    for _ in range(N_STARTS):
+    for _ in range(N_ICA_STARTS):
         left = np.linalg.svd(directions)[2][len(directions) :]
         if len(rows) >= n - 1 or not len(left):
             break
@@ -146,7 +146,7 @@ def _rotation(whitened: Array, rng: np.random.Generator) -> Array:
     """Return directions in which uncorrelated mixtures are independent, by the fourth moment."""
     m, d = whitened.shape
     turned = orth(rng.normal(size=(m, m)))
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_ICA_STEPS):
         before = turned
         gradient = (turned @ whitened) ** 3 @ whitened.T / d - 3 * turned
         left, _, right = np.linalg.svd(gradient)

@@ -45,13 +45,13 @@ from fedpca.solvers.common_features import names_to_bytes
 N_LINKED = 24  # rows of a site whose known columns are as many as its rows
 N_FLAGGED = 30  # rows of a site with known values and secret flags
 N_VALUES = 4  # columns of known values
-DIGITS = 3  # decimal places of the known values
+DECIMAL_PLACES = 3  # decimal places of the known values
 N_COUNTED, N_SUBSETS = 30, 60  # rows of a site with known flags, and their number
 N_SECRET = 12  # columns of secret flags
 FEWEST = 0.4  # the smallest share of rows with a planted flag; the largest share is 1 minus this
 LITTLE_NOISE, ENOUGH_NOISE = 1000.0, 1.0  # epsilons
 N_REPEATED = 20  # private runs with enough noise
-DELTA = 1e-6
+KNOWN_VALUES_DELTA = 1e-6
 HALF = 0.5  # the point between the flags 0 and 1
 
 
@@ -73,7 +73,7 @@ def with_known_columns(rows: Array) -> Array:
 def values_and_flags(rows: Array) -> Array:
     """Return rows with a few columns of values, and six columns of flags."""
     rng = np.random.default_rng(2)
-    values = rng.normal(size=(N_FLAGGED, N_VALUES)).round(DIGITS)
+    values = rng.normal(size=(N_FLAGGED, N_VALUES)).round(DECIMAL_PLACES)
     return np.column_stack([values, flags(rng, N_FLAGGED, N_SECRET // 2)])
 
 
@@ -98,7 +98,7 @@ def known_values(liar: Liar) -> Found:
     """Find the rows with a flag from a few known columns' sums over these rows, as subset sums."""
     K, known, secret = _known(liar)
     found = honest_moments(liar)
-    unit = 10.0**DIGITS
+    unit = 10.0**DECIMAL_PLACES
     sizes = np.column_stack([np.ones(len(K)), K * unit])
     totals = np.vstack([found.sums[secret], found.products[np.ix_(known, secret)] * unit])
     whole = np.rint(sizes).astype(np.int64)
@@ -140,7 +140,7 @@ def _noisy_products(liar: Liar, epsilon: float) -> Array:
     n_columns = N_SUBSETS + N_SECRET
     # rounding to whole numbers makes rows a little longer
     bound = HALF * np.sqrt(n_columns) * (1 + 4 * np.sqrt(n_columns) / RADIUS)
-    privacy = Privacy(epsilon, DELTA, row_bound=bound, around=HALF)
+    privacy = Privacy(epsilon, KNOWN_VALUES_DELTA, row_bound=bound, around=HALF)
     parameters = {"solver": "covariance", "n_components": 1, "missing": "error"}
     settings = {PRIVATE: privacy.to_plain()}
     liar.begin_with(RunPlan("", "FederatedPCA", parameters, liar.roster, privacy=settings))

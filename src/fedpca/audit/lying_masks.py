@@ -19,7 +19,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.audit.liar import Ask
 from fedpca.privacy.offers import Offer, pack_offers
-from fedpca.privacy.rings import WHOLE, WIDE, Ring, add
+from fedpca.privacy.rings import WHOLE, WIDE, Ring, add_elements
 from fedpca.privacy.secure_sum import ZERO, to_header
 from fedpca.protocol.message import Message, compose, decode, encode
 from fedpca.protocol.plan import AGREE, DECLARE, NO_KEY, SECURE, RunPlan
@@ -92,7 +92,7 @@ def total_of(replies: Mapping[str, Message], field: str, ring: Ring) -> Array:
     """Return the total of a field in all sites' answers, after the masks have canceled."""
     first, *others = (np.array(reply.arrays[field]).view(np.uint64) for reply in replies.values())
     for elements in others:
-        add(first, elements, ring.bits)
+        add_elements(first, elements, ring.bits)
     return np.asarray(ring.decode(first))
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.audit.liar import Found, Liar
 from fedpca.audit.lying_flags import rows_of_flags
-from fedpca.audit.lying_known import DIGITS, flags
-from fedpca.audit.lying_sums import Moments, honest_moments, products_about
+from fedpca.audit.lying_known import DECIMAL_PLACES, flags
+from fedpca.audit.lying_sums import HonestMoments, honest_moments, products_about
 from fedpca.rows.gaps import MISSING
 from fedpca.solvers.common_features import names_to_bytes
 
@@ -38,7 +38,7 @@ def many_flags_with_gaps(rows: Array) -> Array:
 def with_mostly_empty_column(rows: Array) -> Array:
     """Return a table whose last column has a value in fewer rows than there are columns."""
     rng = np.random.default_rng(7)
-    sparse = rng.normal(size=(N_LINKED, D_LINKED)).round(DIGITS)
+    sparse = rng.normal(size=(N_LINKED, D_LINKED)).round(DECIMAL_PLACES)
     sparse[D_LINKED - 1 :, -1:] = np.nan
     return sparse
 
@@ -62,7 +62,9 @@ def rows_with_gaps(liar: Liar) -> Found:
     filled, dropped = (_about_zero(liar, missing) for missing in ("mean", "drop"))
     apart = _minus(filled, dropped)
     whole = np.arange(len(apart.sums) - 1)
-    found = rows_of_flags(Moments(apart.n, apart.sums[whole], apart.products[np.ix_(whole, whole)]))
+    found = rows_of_flags(
+        HonestMoments(apart.n, apart.sums[whole], apart.products[np.ix_(whole, whole)])
+    )
     if found.records is None:
         return found
     return Found(np.column_stack([found.records, np.zeros(len(found.records))]))
@@ -78,17 +80,17 @@ def mostly_empty_column(liar: Liar) -> Found:
     return Found(values={last: np.linalg.lstsq(K[:last].T, products, rcond=None)[0]})
 
 
-def _about_zero(liar: Liar, missing: str) -> Moments:
+def _about_zero(liar: Liar, missing: str) -> HonestMoments:
     """Begin a run that treats gaps in this way; return n, the sums, and X'X, in which gaps are 0."""
     liar.begin("FederatedPCA", solver="covariance", n_components=1, missing=missing)
     liar.ask_one("column_names")
     position = np.int64(MISSING.index(missing))
     counted = liar.ask("count_and_sum", features=names_to_bytes(None), missing=position)
     products = products_about(liar, len(counted["total"]))
-    return Moments(int(counted["n"]), counted["total"], products)
+    return HonestMoments(int(counted["n"]), counted["total"], products)
 
 
-def _minus(all_rows: Moments, others: Moments) -> Moments:
+def _minus(all_rows: HonestMoments, others: HonestMoments) -> HonestMoments:
     """Return the moments of flags that are in one set of rows and not in the other."""
     sums, products = all_rows.sums - others.sums, all_rows.products - others.products
-    return Moments(all_rows.n - others.n, np.rint(sums), np.rint(products))
+    return HonestMoments(all_rows.n - others.n, np.rint(sums), np.rint(products))

@@ -24,8 +24,8 @@ from fedpca.rows.bounded import RADIUS
 from fedpca.solvers.common_features import names_to_bytes
 from fedpca.solvers.private.at_site import AROUND_TIMES, COUNT_UNIT
 
-EPSILONS = (math.inf, 1e6, 1.0)  # the least noise comes first
-DELTA = 1e-6
+LYING_EPSILONS = (math.inf, 1e6, 1.0)  # the least noise comes first
+CHOSEN_BALL_DELTA = 1e-6
 LARGEST_EXPONENT, SMALLEST_EXPONENT = 40, -40  # of the powers of 2 that are tried as radii
 NEAR_ONE = 0.1  # rounding may change the sum of a single flag by this
 N_SHIFTS = 32  # centers that differ by less than a step of the grid, whose roundings average out
@@ -91,20 +91,20 @@ def moving_ball(liar: Liar) -> Found:
 
 def _least_noise(liar: Liar) -> float:
     """Return the largest epsilon that the sites admit; raise `Refused` if they admit none."""
-    for epsilon in EPSILONS[:-1]:
+    for epsilon in LYING_EPSILONS[:-1]:
         try:
             _begin(liar, epsilon, np.zeros(1), 1.0)
             return epsilon
         except Refused:
             continue
-    _begin(liar, EPSILONS[-1], np.zeros(1), 1.0)
-    return EPSILONS[-1]
+    _begin(liar, LYING_EPSILONS[-1], np.zeros(1), 1.0)
+    return LYING_EPSILONS[-1]
 
 
 def _begin(liar: Liar, epsilon: float, center: Array, radius: float) -> None:
     """Begin a private run that sums rows in a ball; a center of length 1 stands for any features."""
     around = tuple(center.tolist()) if len(center) > 1 else float(center[0])
-    privacy = Privacy(epsilon, DELTA, radius / AROUND_TIMES, around).to_plain()
+    privacy = Privacy(epsilon, CHOSEN_BALL_DELTA, radius / AROUND_TIMES, around).to_plain()
     parameters = {"solver": "covariance", "n_components": 1}
     liar.begin_with(
         RunPlan("", "FederatedPCA", parameters, liar.roster, privacy={PRIVATE: privacy})

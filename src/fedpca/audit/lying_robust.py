@@ -27,11 +27,12 @@ from fedpca.solvers.robust.medians import BITS, FIRST_SHIFT, KINDS, SHIFTS, SIGN
 DIGIT = 2  # bits of a value that are found per round
 MAX_POINTS = 1 << 14  # most points per question
 LARGEST = np.finfo(np.float64).max
-FAR = 4.0  # how far below all values to center, in units of their largest distance from the mean
+# how far below all values to center, in units of their largest distance from the mean
+ROBUST_CENTER_RADII = 4.0
 IS_ONE_ROW = 1e-9  # relative error up to which a product counts as that of one row
 NARROWEST = 1e-7  # share of the range; rows that are closer than this are not separated
 MAX_DEVIATIONS = 5.0  # standard deviations from the mean within which a moved center looks for rows
-STEP = 1e-5  # share of that range by which the center moves to show the sums of scores
+CENTER_STEP = 1e-5  # share of that range by which the center moves to show the sums of scores
 PER_STEP = 32  # a step is at most the remaining interval divided by this
 FLAT = 1e6  # scale of the columns that are read in addition to the key
 
@@ -162,14 +163,14 @@ def _records_in_windows(liar: Liar, pivot: int, mean: Array, radius: Array) -> I
     pivot's entries in the window, and the sum of their squares. If the sum of squares is the square
     of the sum, the window holds one row.
     """
-    d, far = len(mean), FAR * float(radius.max()) or 1.0
+    d, far = len(mean), ROBUST_CENTER_RADII * float(radius.max()) or 1.0
     other = (pivot + 1) % d
     windows = [(mean[pivot] - radius[pivot], mean[pivot] + radius[pivot])]
     narrowest = NARROWEST * 2 * radius[pivot]
     while windows:
         low, high = windows.pop()
         middle, half = (low + high) / 2, (high - low) / 2
-        scale = np.full(d, FAR * FAR * far / half if half else 1.0)
+        scale = np.full(d, ROBUST_CENTER_RADII * ROBUST_CENTER_RADII * far / half if half else 1.0)
         scale[pivot] = 1.0
         sums = []
         for times in (1, 2):
@@ -261,7 +262,7 @@ class _Moving:
 
     def records(self) -> Iterator[Array]:
         """Yield the rows, halving ranges between two edges until each range holds one row."""
-        self._all = self._below(self._high, STEP * (self._high - self._low))
+        self._all = self._below(self._high, CENTER_STEP * (self._high - self._low))
         none = _Below(0, 0.0, np.zeros(len(self._others)))
         pending = [] if self._all is None else [(self._low, self._high, none, self._all)]
         while pending:
@@ -277,7 +278,7 @@ class _Moving:
 
     def _split(self, low: float, high: float) -> tuple[float, _Below]:
         """Return an edge near the middle of a range, with no row at it, and the sums below it."""
-        step = min(STEP * (self._high - self._low), (high - low) / PER_STEP)
+        step = min(CENTER_STEP * (self._high - self._low), (high - low) / PER_STEP)
         edge = (low + high) / 2
         while (at_edge := self._below(edge, step)) is None:
             edge += 2 * step

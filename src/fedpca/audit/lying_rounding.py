@@ -31,8 +31,9 @@ from fedpca.protocol.script import most_looks
 from fedpca.rows.gaps import MISSING
 from fedpca.solvers.common_features import names_to_bytes
 
-DIGITS = 52  # bits of a number after the first
-FAR = 2.0  # how far below all values to center, in units of their largest distance from the mean
+FRACTION_BITS = 52  # bits of a number after the first
+# how far below all values to center, in units of their largest distance from the mean
+CENTER_RADII = 2.0
 MIN_COLUMNS = 5  # two to choose a row, and two others to read them too
 MAX_DEPTH = 40  # halvings of an interval of keys
 MIN_COLUMNS_TO_ADD = 3  # to choose rows, to read them, and to add units; a site has twice as many
@@ -73,11 +74,11 @@ def rounding(liar: Liar) -> Found:
 def _single_rows(liar: Liar, mean: Array, radius: float, column: int, key: int) -> Iterator[Array]:
     """Yield rows that are alone in a window of keys, with wrong values in the two columns."""
     d = len(mean)
-    center = mean - FAR * radius  # entries are from 1 to 3 radii
+    center = mean - CENTER_RADII * radius  # entries are from 1 to 3 radii
     power = np.ceil(np.log2(2 * radius))
     center[column] = mean[column] - 1.5 * 2.0**power  # entries are from 2^power to 2^(power + 1)
-    unit = 2.0 ** (power - DIGITS)
-    pending, n_looks = [_Window(FAR - 1, FAR + 1)], 0
+    unit = 2.0 ** (power - FRACTION_BITS)
+    pending, n_looks = [_Window(CENTER_RADII - 1, CENTER_RADII + 1)], 0
     while pending:
         window = pending.pop(0)
         removed = np.zeros((d, 2))
@@ -108,13 +109,13 @@ def smallest_value(liar: Liar) -> Found:
     if d < 2 * MIN_COLUMNS_TO_ADD:
         return Found()
     column, key, far = range(MIN_COLUMNS_TO_ADD)
-    center = mean - FAR * radius
+    center = mean - CENTER_RADII * radius
     power = np.ceil(np.log2(2 * radius))
     center[column] = mean[column] - 1.5 * 2.0**power
     center[far] = -(2.0**CONSTANT_BITS)
-    unit = 2.0 ** (power - DIGITS)
+    unit = 2.0 ** (power - FRACTION_BITS)
     squares = np.zeros(d)
-    low, high, n_looks = (FAR - 1) * radius, (FAR + 1) * radius, 0
+    low, high, n_looks = (CENTER_RADII - 1) * radius, (CENTER_RADII + 1) * radius, 0
     first = low
     for n_looks in range(N_HALVINGS):
         if n_looks % most_looks(d) == 0:

@@ -35,7 +35,7 @@ MANY_COLUMNS = 20_000  # columns of a block for a handful of features
 STRETCH = 1e8  # a direction is this many times as long as it should be
 IS_ONE = 1e-9  # a sum within this distance of 1 contains a single flag
 MIN_COLUMNS_TO_ROUND = 7  # two runs leave out three columns each, and must have one in common
-GRID_BITS = 52
+HIDDEN_BITS = 52
 NOTCH = 2.0**-14  # a small entry of a block, which keeps it orthonormal within the tolerance
 MIN_COLUMNS_TO_SOLVE = 4
 MAX_ROWS_TO_SOLVE = 8  # with more rows, not all combinations of signs occur within a day
@@ -44,7 +44,7 @@ IS_SAME = 1e-12  # share of the largest sum; sums that differ by less have the s
 DEPTH = 60  # halvings of an interval of thresholds
 
 
-class Moments(NamedTuple):
+class HonestMoments(NamedTuple):
     """What one honest run reveals about the rows that the liar hears."""
 
     n: int
@@ -80,7 +80,7 @@ def colluding_sites(liar: Liar) -> Found:
     """Subtract the terms of colluding sites from honest totals, which leaves one site's terms."""
     total = honest_moments(liar)
     others = np.vstack(list(liar.colluding.values()))
-    rest = Moments(
+    rest = HonestMoments(
         total.n - len(others), total.sums - others.sum(axis=0), total.products - others.T @ others
     )
     return rest.found
@@ -375,7 +375,7 @@ def constant_columns(liar: Liar) -> Found:
         return Found()
     first, last = int(constant[0]), int(constant[-1])
     parts = [
-        _selected_rows(liar, begun, radius, 2.0**-GRID_BITS, (first, key, last))
+        _selected_rows(liar, begun, radius, 2.0**-HIDDEN_BITS, (first, key, last))
         for key in (first + 1, first + 2)
     ]
     rows = _joined(*parts)
@@ -397,13 +397,13 @@ def _begin(liar: Liar, **claims: Any) -> _Begun:
     return _Begun(int(answer["n"]), d, answer["total"])
 
 
-def honest_moments(liar: Liar, **claims: Any) -> Moments:
+def honest_moments(liar: Liar, **claims: Any) -> HonestMoments:
     """Return n, s, and X'X from an honest run of the solver "covariance"."""
     n, d, sums = _begin(liar, **claims)
     mean = sums / n
     C = products_about(liar, d, mean, **claims)
     cross = np.outer(sums, mean)
-    return Moments(n, sums, C + cross + cross.T - n * np.outer(mean, mean))
+    return HonestMoments(n, sums, C + cross + cross.T - n * np.outer(mean, mean))
 
 
 def products_about(liar: Liar, d: int, mean: Array | None = None, **claims: Any) -> Array:
@@ -451,7 +451,7 @@ def _selected_rows(
     """Return all rows, with NaN in the three columns that were needed to select the rows."""
     first, key, last = columns
     d, mean = begun.d, begun.sums / begun.n
-    huge = 1.5 * 2.0**GRID_BITS * unit
+    huge = 1.5 * 2.0**HIDDEN_BITS * unit
     center, scale = np.zeros(d), np.ones(d)
     center[[first, last]] = mean[[first, last]].round() - huge
     center[key] = mean[key] - 3 * radius  # so that keys are from 2 to 4 radii away from it

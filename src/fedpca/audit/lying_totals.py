@@ -17,7 +17,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.audit.liar import Found, Liar
-from fedpca.audit.lying_sums import Moments, honest_moments, products_about
+from fedpca.audit.lying_sums import HonestMoments, honest_moments, products_about
 from fedpca.rows.gaps import ERROR
 from fedpca.solvers.common_features import names_to_bytes
 
@@ -43,7 +43,7 @@ def changing_rosters(liar: Liar) -> Found:
     takes_part = np.array([[name in roster for name in names] for roster in rosters], float)
     own = np.linalg.solve(takes_part, np.array(totals))[0]
     d = round(np.sqrt(len(own) - 0.75) - 0.5)  # since there are 1 + d + d^2 numbers
-    return Moments(round(own[0]), own[1 : d + 1], own[d + 1 :].reshape(d, d)).found
+    return HonestMoments(round(own[0]), own[1 : d + 1], own[d + 1 :].reshape(d, d)).found
 
 
 def dominant_row(liar: Liar) -> Found:

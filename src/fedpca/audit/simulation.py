@@ -26,9 +26,9 @@ from fedpca.linalg.dense import outside, pack_triangle, unpack_triangle
 from fedpca.protocol.question import find_question
 from fedpca.site.memory import recall, remember, remembers
 
-MAX_FEATURES = 40  # derivatives are computed for one entry of C at a time
+MAX_SIMULATED_FEATURES = 40  # derivatives are computed for one entry of C at a time
 MAX_SIMULATED_ROUNDS = 10
-MAX_STEPS = 30  # evaluations from each start
+MAX_EVALUATIONS = 30  # evaluations from each start
 MAX_STARTS = 6
 START_NOISE = 0.1  # relative to the mean variance; each start gets this much more than the last
 MAX_AGREED_COST = 1e-16  # below this cost, the answers agree and the search stops
@@ -65,7 +65,7 @@ def simulated_covariance(runs: Runs) -> Array | None:
             differences,
             pack_triangle(start + (noise + noise.T) / 2),
             x_scale=unit,
-            max_nfev=MAX_STEPS,
+            max_nfev=MAX_EVALUATIONS,
             ftol=1e-15,
             xtol=1e-15,
             gtol=1e-15,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 from fedpca.errors import ApprovalPending
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0  # between two attempts to declare the run
-GROWTH = 1.5  # factor by which each pause is longer than the one before
+FIRST_DECLARE_PAUSE_S, MAX_DECLARE_PAUSE_S = 1.0, 30.0  # between two attempts to declare the run
+PAUSE_GROWTH = 1.5  # factor by which each pause is longer than the one before
 
 OnWaiting = Callable[[str, tuple[str, ...]], None]
 
@@ -36,7 +36,7 @@ class ApprovalWait:
         self._on_waiting = on_waiting
         self._told: tuple[str, ...] = ()
         self._until: float | None = None
-        self._pause_s = FIRST_PAUSE_S
+        self._pause_s = FIRST_DECLARE_PAUSE_S
 
     def pause(self, pending: Mapping[str, str]) -> None:
         """Wait a while for the pending sites, or raise an error if the time is up.
@@ -50,7 +50,7 @@ class ApprovalWait:
         if now >= self._until:
             raise ApprovalPending(self._in_words(pending))
         time.sleep(min(self._pause_s, self._until - now))
-        self._pause_s = min(GROWTH * self._pause_s, MAX_PAUSE_S)
+        self._pause_s = min(PAUSE_GROWTH * self._pause_s, MAX_DECLARE_PAUSE_S)
 
     def tell(self, names: tuple[str, ...]) -> None:
         """Report which sites still have to approve, if the list has changed since the last report."""

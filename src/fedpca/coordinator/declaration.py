@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fedpca.coordinator.approval import ApprovalWait
-from fedpca.coordinator.round import Reply, collect, reasons_of, reported
+from fedpca.coordinator.round import RawAnswer, collect, reasons_of, reported
 from fedpca.engines.base import Engine
 from fedpca.errors import (
     ApprovalPending,
@@ -167,7 +167,7 @@ class Declaration:
         failed, pending = dict.fromkeys(names, ""), dict[str, str]()
         refused: dict[str, FedpcaError] = {}
 
-        def accept(name: str, reply: Reply) -> None:
+        def accept(name: str, reply: RawAnswer) -> None:
             try:
                 where = f"site {name!r}, round 0, while declaring the run"
                 self._replies[name] = reported(reply, where)

@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     how: str
 
 
-class Total(NamedTuple):
+class TrafficTotal(NamedTuple):
     """The number and total size of a question's fields that have the same name and shape."""
 
     question: str
@@ -135,14 +135,14 @@ class Ledger:
                     yield Entry(*head, name, shape, size, crossing.how)
                 yield Entry(*head, ENVELOPE, (), total - payload, crossing.how)
 
-    def totals(self, site: str | None = None) -> list[Total]:
+    def totals(self, site: str | None = None) -> list[TrafficTotal]:
         """Count messages and bytes by question, field, and shape, for all sites or for one site."""
-        totals: dict[tuple[str, str, str, tuple[int, ...], str], Total] = {}
+        totals: dict[tuple[str, str, str, tuple[int, ...], str], TrafficTotal] = {}
         for entry in self:
             if site not in (None, entry.site):
                 continue
             key = (entry.question, entry.direction, entry.field, entry.shape, entry.how)
-            so_far = totals.get(key, Total(*key, 0, 0))
+            so_far = totals.get(key, TrafficTotal(*key, 0, 0))
             totals[key] = so_far._replace(
                 messages=so_far.messages + 1, bytes=so_far.bytes + entry.bytes
             )

@@ -30,7 +30,7 @@ from fedpca.facts import (
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.proof import check_proofs
 
-DOMINANT_SHARE = 0.9  # of the variance
+DOMINANT_SITE_SHARE = 0.9  # of the variance
 MAX_DOMINANT_WEIGHT = 0.5  # share of the rows; a site with more never counts as dominant
 NEARLY_ALL = 0.9999  # of the rows or their weight
 DOMINANT_TIMES = 100.0  # times other sites' variance per row, as if values were 10 times too large
@@ -69,7 +69,7 @@ STOPPED: dict[str, dict[str, str]] = {
     "stalled": {"": "The solver stopped because it made no more progress."},
     "inexact": {"": "The solver stopped because the rows without outliers are not of low rank."},
 }
-FAILED = ("uncertain", "max_rounds", "stalled")  # reasons that need attention
+NEEDING_ATTENTION = ("uncertain", "max_rounds", "stalled")  # reasons that need attention
 
 
 def why_stopped(reason: str, estimator: str = "") -> str:
@@ -225,17 +225,17 @@ class RunRecord:
     def dominant_site(self) -> str | None:
         """Return the one site that causes almost all variance with few of the rows, or None.
 
-        Such a site causes more than `DOMINANT_SHARE` of the variance, and more than `DOMINANT_TIMES` as
-        much per row as the other sites. A site does not count as dominant if it has most of the rows,
-        or if it varies only a few times as much as the others. If the means of two sites are far apart,
-        both sites cause the variance between the means, and neither stands out.
+        Such a site causes more than `DOMINANT_SITE_SHARE` of the variance, and more than
+        `DOMINANT_TIMES` as much per row as the other sites. A site does not count as dominant if it has
+        most of the rows, or if it varies only a few times as much as the others. If the means of two
+        sites are far apart, both sites cause the variance between the means, and neither stands out.
         """
         found = []
         for name, known in self.influence.items():
             weight = known.get("weight", known.get("rows", 1.0))
             caused = known.get("caused", known.get("variance", 0.0))
             is_dense = caused * (1 - weight) > DOMINANT_TIMES * weight * (1 - caused)
-            if caused > DOMINANT_SHARE and is_dense:
+            if caused > DOMINANT_SITE_SHARE and is_dense:
                 found.append((name, weight))
         if len(found) != 1 or found[0][1] > MAX_DOMINANT_WEIGHT:
             return None
@@ -247,7 +247,7 @@ class RunRecord:
 
         Nobody can check how many rows a site has, so such a site can make the components its own.
         """
-        shares = {name: share_of(known) for name, known in self.influence.items()}
+        shares = {name: known_share(known) for name, known in self.influence.items()}
         for name, share in shares.items():
             if share > NEARLY_ALL and any(shares[other] for other in shares if other != name):
                 return name
@@ -331,7 +331,7 @@ class RunRecord:
 
     def cautions(self) -> list[str]:
         """Return what a person should know about the run before using its result."""
-        failed = [why_stopped(self.stop_reason)] if self.stop_reason in FAILED else []
+        failed = [why_stopped(self.stop_reason)] if self.stop_reason in NEEDING_ATTENTION else []
         lost = [f"Lost in round {loss['round']}: {loss['reason']}" for loss in self.lost]
         return [*failed, *lost, *([self.advice] if self.advice else [])]
 
@@ -373,14 +373,14 @@ class RunRecord:
         )
 
 
-STEP = ValueKind(lambda fraction_bits: f"2^{-fraction_bits}")
+RING_STEP = ValueKind(lambda fraction_bits: f"2^{-fraction_bits}")
 PROOF = (
     Column("site"),
     Column("key", label="fingerprint of its key"),
     Column("head", label="head of its ledger"),
     *(Column(key, DATA) for key in ("digest_in", "commitment", "signature")),
 )
-RING = (Column("question"), Column("field"), Column("bits", COUNT), Column("step", STEP))
+RING = (Column("question"), Column("field"), Column("bits", COUNT), Column("step", RING_STEP))
 INFLUENCE = (
     Column("site"),
     Column("rows", SHARE),
@@ -396,7 +396,7 @@ CAUSES = {
 }
 
 
-def share_of(known: Mapping[str, float]) -> float:
+def known_share(known: Mapping[str, float]) -> float:
     """Return a site's share of the weight, or of the rows if rows are what counts."""
     return known.get("weight", known.get("rows", 0.0))
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from fedpca.coordinator.secure import Masks
 
 T = TypeVar("T")
-Reply = Message | bytes | SiteError
-ENERGY_SLACK = 1e-6  # share of all sites' energy that rounding may add to one site's
+RawAnswer = Message | bytes | SiteError
+SITE_ENERGY_SLACK = 1e-6  # share of all sites' energy that rounding may add to one site's
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Round:
         self._echo = [(key, header[key]) for key in ECHOED]
         self._most_explained = self._explainable()
 
-    def accept(self, name: str, reply: Reply | Summand) -> None:
+    def accept(self, name: str, reply: RawAnswer | Summand) -> None:
         """Check a site's answer and add it; errors name the site, the round, and the site's task."""
         if name not in self._expected or name in self.sizes:
             return  # nobody is waiting for this answer
@@ -311,7 +311,7 @@ class Round:
             return {}
         blocks = (array for array in self.arrays.values() if array.ndim > 1)
         factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
-        slack = ENERGY_SLACK * sum(self.energies.values())
+        slack = SITE_ENERGY_SLACK * sum(self.energies.values())
         return {name: factor * (energy + slack) for name, energy in self.energies.items()}
 
     def _sum_in_site_order(self) -> None:
@@ -345,7 +345,7 @@ def raise_error_in(header: Header) -> None:
         raise kind(header.get("text", "the site gave no reason"))
 
 
-def reported(reply: Reply, where: str) -> Message:
+def reported(reply: RawAnswer, where: str) -> Message:
     """Return a site's reply, or raise the error in it, with ``where`` at the start of the text."""
     try:
         if isinstance(reply, SiteError):

@@ -20,7 +20,7 @@ from fedpca.coordinator.approval import ApprovalWait, OnWaiting
 from fedpca.coordinator.declaration import Declaration, refuse_unmaskable
 from fedpca.coordinator.journal import Journal
 from fedpca.coordinator.record import RunRecord, shares_of
-from fedpca.coordinator.round import Reply, Round, collect, joined, reasons_of
+from fedpca.coordinator.round import RawAnswer, Round, collect, joined, reasons_of
 from fedpca.coordinator.warm_start import WarmStart
 from fedpca.engines.base import Engine, Summand
 from fedpca.errors import FedpcaError, InputError, PolicyRefused, QuorumLost, SitesLost
@@ -331,7 +331,7 @@ class Run:
         self.record.proofs |= self._terms.engine.proofs
         return stopped_by
 
-    def _announcing(self, asked: Round) -> Callable[[str, Reply | Summand], None]:
+    def _announcing(self, asked: Round) -> Callable[[str, RawAnswer | Summand], None]:
         """Announce the question; return a function that accepts an answer and announces it."""
         on_answer = self._terms.on_answer
         if on_answer is None:
@@ -339,13 +339,15 @@ class Run:
         about = {"round": asked.number, "question": asked.question.name, "sites": asked.sites}
         on_answer({**about, "site": None})
 
-        def accept(name: str, reply: Reply | Summand) -> None:
+        def accept(name: str, reply: RawAnswer | Summand) -> None:
             asked.accept(name, reply)
             on_answer({**about, "site": name})
 
         return accept
 
-    def _replies(self, asked: Round, names: Sequence[str]) -> Iterable[tuple[str, Reply | Summand]]:
+    def _replies(
+        self, asked: Round, names: Sequence[str]
+    ) -> Iterable[tuple[str, RawAnswer | Summand]]:
         """Ask these sites, and return what each replied; some engines add up answers on the way."""
         engine, timeout = self._terms.engine, self._terms.timeout
         if engine.ask_total is None or asked.verb != "sum":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedpca.arrays import Arrays, Dimensions
-from fedpca.privacy.bounds import SIZE
+from fedpca.privacy.bounds import SIZE_RING
 from fedpca.privacy.rings import NARROW, UNIT_EXPONENT, WHOLE, WIDE, Ring, exponent_of
 from fedpca.privacy.secure_sum import (
     SIZES,
@@ -57,7 +57,7 @@ class Masks:
     @property
     def is_size(self) -> bool:
         """Return whether sites are asked only how large their answers are."""
-        return set(self.asked.values()) == {SIZE}
+        return set(self.asked.values()) == {SIZE_RING}
 
     @property
     def fields(self) -> dict[str, list[int]]:
@@ -144,7 +144,7 @@ class SecureSums:
 
     def keep_told(self, masks: Masks, total: Arrays) -> None:
         """Store the size of the answers and the total sum of squares, if the total contains them."""
-        sizes = {name: int(total[name]) for name, ring in masks.asked.items() if ring == SIZE}
+        sizes = {name: int(total[name]) for name, ring in masks.asked.items() if ring == SIZE_RING}
         if sizes:
             self._sizes[masks.question.name] = sizes
         if not masks.is_size and masks.fit(total):

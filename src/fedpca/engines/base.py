@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedpca.site.site import Site
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-FEATURES = ("secure", "journal", "privacy")  # what an engine may lack
+ENGINE_FEATURES = ("secure", "journal", "privacy")  # what an engine may lack
 # called with the names of all sites and the names of those online
 OnOnline = Callable[[Sequence[str], Sequence[str]], None]
 

@@ -248,7 +248,7 @@ def verify_der(der: bytes, signature: bytes, data: bytes) -> bool:
         return False
     if not isinstance(key, Ed25519PublicKey | ec.EllipticCurvePublicKey):
         return False
-    return verify(key, signature, data)
+    return verify_signature(key, signature, data)
 
 
 def sign(key: PrivateKey, data: bytes) -> bytes:
@@ -260,7 +260,7 @@ def sign(key: PrivateKey, data: bytes) -> bytes:
     return r.to_bytes(size, "big") + s.to_bytes(size, "big")
 
 
-def verify(public_key: PublicKey, signature: bytes, data: bytes) -> bool:
+def verify_signature(public_key: PublicKey, signature: bytes, data: bytes) -> bool:
     """Return whether the holder of this public key's private key signed the data."""
     try:
         if isinstance(public_key, Ed25519PublicKey):
@@ -287,7 +287,7 @@ def signer_of(sealed: bytes, data: bytes) -> str:
         key = Ed25519PublicKey.from_public_bytes(sealed[:_ED25519_BYTES])
     except _MALFORMED:
         return ""
-    return fingerprint(key) if verify(key, sealed[_ED25519_BYTES:], data) else ""
+    return fingerprint(key) if verify_signature(key, sealed[_ED25519_BYTES:], data) else ""
 
 
 def refuse_unproven(proof: Mapping[str, str], public_key: PublicKey) -> None:
@@ -298,7 +298,7 @@ def refuse_unproven(proof: Mapping[str, str], public_key: PublicKey) -> None:
             f"{fingerprint(public_key)}; use the key of the site that gave this answer"
         )
     signed = statement(proof["digest_in"], proof["commitment"], proof["head"])
-    if not verify(public_key, bytes.fromhex(proof["signature"]), signed):
+    if not verify_signature(public_key, bytes.fromhex(proof["signature"]), signed):
         raise LedgerError(
             "the signature in the run record was not made with this key; do not trust the record"
         )

@@ -51,11 +51,11 @@ from fedpca.solvers.diagnosis import Facts, diagnose_sums
 from fedpca.solvers.one_round.merge import Merge
 from fedpca.solvers.site_map import MAX_DIRECTIONS, SiteMap, SiteOnMap, map_sites
 
-N_SPARE = 10  # directions that a site sends in addition to the components
+N_MORE_DIRECTIONS = 10  # directions that a site sends in addition to the components
 LEAST_DIRECTIONS = 100  # a site sends at least this many directions, so that little is left out
-MAX_ENTRIES = 20_000_000  # most entries of rows that are permuted in memory
-TOL = 1e-6  # relative residual; only the sizes of the eigenvalues matter
-MAX_ROUNDS = 100
+MAX_PERMUTED_ENTRIES = 20_000_000  # most entries of rows that are permuted in memory
+EIGENVALUE_TOL = 1e-6  # relative residual; only the sizes of the eigenvalues matter
+MAX_EIGENVALUE_ROUNDS = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,11 +210,11 @@ RANKS = "How many components?"
 RANK = (Column("rule"), Column("components", COUNT))
 UNKNOWN = (Column("rule"), Column("reason"))
 N_FEATURES = 3  # features that are named for each direction of a site
-N_LEADING = 5  # features with the largest contributions to a component
-MAX_NAME = 40  # characters of a feature's name in a list of features
+N_CONTRIBUTING = 5  # features with the largest contributions to a component
+MAX_FEATURE_CHARS = 40  # characters of a feature's name in a list of features
 MAX_ANGLES = 4  # angles of a site that people see
 ANGLES = ValueKind(lambda angles: " ".join(f"{angle:.0f}°" for angle in angles[:MAX_ANGLES]))
-APART = ValueKind("{:.2f}".format)
+DISTANCE = ValueKind("{:.2f}".format)
 SITE = (
     Column("site"),
     Column("rows", SHARE),
@@ -223,8 +223,8 @@ SITE = (
     Column("by_mean", SHARE),
     Column("explained", SHARE),
     Column("angles_degrees", ANGLES, "angles"),
-    Column("means_apart", APART, "mean apart"),
-    Column("spreads_apart", APART, "spread apart"),
+    Column("means_apart", DISTANCE, "mean apart"),
+    Column("spreads_apart", DISTANCE, "spread apart"),
     Column("spread_change", DATA),
     Column("odd", DATA),
     Column("angle_without_degrees", ANGLE, "moves"),
@@ -248,9 +248,9 @@ def contributions(
     found, lines = model.contributions(), []
     for number, name in enumerate(found.components, start=1):
         texts = [
-            f"{printable(feature, MAX_NAME)} {part:.0%}"
+            f"{printable(feature, MAX_FEATURE_CHARS)} {part:.0%}"
             + ("" if cos2 is None else f" ({cos2[feature][name]:.2f})")
-            for feature, part in found.leading(name, N_LEADING).items()
+            for feature, part in found.leading(name, N_CONTRIBUTING).items()
         ]
         lines.append((str(number), ", ".join(texts)))
     title = "Features with the largest contributions"
@@ -329,14 +329,19 @@ def diagnose(
     # a plan with the rule "auto" lets the coordinator look at the spectrum
     frame = {"center": model.center, "scale": model.scale, "missing": model.missing}
     given = {"model": model.model_, "features": _names_of(model)}
-    plain = {**frame, "n_components": "auto", "tol": TOL, "max_rounds": MAX_ROUNDS}
+    plain = {
+        **frame,
+        "n_components": "auto",
+        "tol": EIGENVALUE_TOL,
+        "max_rounds": MAX_EIGENVALUE_ROUNDS,
+    }
     facts, run = _run(fed, diagnose_sums, "Diagnosis", plain, given, random_state)
     mapped, reason, sites_run = None, "it was not asked for (site_map=False)", RunRecord()
     if site_map and fed.terms.secure:
         reason = "secure sums hide each site's summary; use a federation without secure sums"
     elif site_map:
         k, d = model.components_.shape
-        n_directions = min(d, max(k + N_SPARE, LEAST_DIRECTIONS), MAX_DIRECTIONS)
+        n_directions = min(d, max(k + N_MORE_DIRECTIONS, LEAST_DIRECTIONS), MAX_DIRECTIONS)
         plain = {**frame, "n_components": n_directions}
         solver = Merge.name  # this solver reveals as much as a site map
         try:
@@ -435,8 +440,8 @@ def _open_rows(model: FederatedPCA, fed: Federation) -> list[Rows] | str:
         return "the sites' policies protect their rows; sign-flips needs only sums"
     if model.missing != "error" or any(isinstance(site.rows, WeightedRows) for site in sites):
         return "rows with weights or missing values are not permuted"
-    if sum(about_n_rows(site.rows) for site in sites) * model.n_features_in_ > MAX_ENTRIES:
-        return f"the rows have more than {MAX_ENTRIES:,} entries"
+    if sum(about_n_rows(site.rows) for site in sites) * model.n_features_in_ > MAX_PERMUTED_ENTRIES:
+        return f"the rows have more than {MAX_PERMUTED_ENTRIES:,} entries"
     return [site.rows for site in sites]
 
 

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
-from fedpca.estimators.files import file_header, from_header, record_in, usable_header
+from fedpca.estimators.files import estimator_from_header, file_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
     new_features,
@@ -414,7 +414,7 @@ class FederatedPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """Return the fitted estimator in a file that has been read."""
         model = linear_model_in(path, arrays, header)
         with usable_header(path):
-            estimator = from_header(cls, path, header)
+            estimator = estimator_from_header(cls, path, header)
             estimator._set_model(model, header["n_samples"], header["features"])
             traces = header.get("residual_traces")
             estimator.residual_traces_ = None if traces is None else checked_traces(traces)

@@ -38,7 +38,7 @@ def file_header(estimator: BaseEstimator, n_samples: int, **more: Any) -> dict[s
     }
 
 
-def from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, Any]) -> T:
+def estimator_from_header(kind: type[T], path: str | os.PathLike[str], header: dict[str, Any]) -> T:
     """Create the unfitted estimator that a file's header describes."""
     if header.get("estimator") != kind.__name__:
         raise FileError(

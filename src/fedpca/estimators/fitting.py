@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedpca.arrays import Array
 from fedpca.coordinator.federation import Federation
-from fedpca.coordinator.record import RunRecord, share_of
+from fedpca.coordinator.record import RunRecord, known_share
 from fedpca.errors import InputError
 from fedpca.estimators.weights import weighted_sites
 from fedpca.privacy.gaussian import Privacy
@@ -35,13 +35,13 @@ from fedpca.rows.gpu.devices import on_host
 from fedpca.rows.in_memory import Rows, is_cells, is_foreign, whole
 from fedpca.rows.labels import rows_by_label, take_label_column
 from fedpca.rows.matching import open_matching, scores_in_blocks
-from fedpca.rows.open import is_dask, joined, open_rows
+from fedpca.rows.open import is_dask, joined_rows, open_rows
 from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.rows.weighted import checked_weights
 from fedpca.site.site import Site
 from fedpca.solvers.catalogue import not_squaring, to_plain
 
-FEATURES = {"n_features_in_", "feature_names_in_"}  # attributes that fit sets
+FEATURE_ATTRIBUTES = {"n_features_in_", "feature_names_in_"}  # attributes that fit sets
 MIN_TO_JUDGE = 4  # if fewer components are possible, keeping more than half of them means nothing
 
 
@@ -70,7 +70,7 @@ def run_program(
     result = fed.run(
         partial(program, solver=solver, **parameters, **more),
         identity=identity,
-        seed=seed_of(estimator.random_state),
+        seed=run_seed(estimator.random_state),
     )
     return result, fed.record.with_outcome(result.outcome)
 
@@ -164,7 +164,7 @@ def warn_dominant(run: RunRecord) -> None:
     heavy = run.heavy_site
     if heavy is not None:
         warnings.warn(
-            f"site {heavy!r} claims {share_of(run.influence[heavy]):.4%} of the rows or of their "
+            f"site {heavy!r} claims {known_share(run.influence[heavy]):.4%} of the rows or of their "
             "weight, so the components describe hardly any other site; check its row count and "
             "weights, or fit without this site",
             UserWarning,
@@ -195,7 +195,7 @@ def warn_rank(rule: Any, k: int, most: int, *, is_above_noise: bool) -> None:
         )
 
 
-def seed_of(random_state: Any) -> int | None:
+def run_seed(random_state: Any) -> int | None:
     """Return a seed for a run, based on scikit-learn's ``random_state``."""
     if random_state is None:
         return None
@@ -221,7 +221,7 @@ def set_features(estimator: BaseEstimator, n_features: int, names: Any) -> None:
 
 def forget_features(estimator: BaseEstimator) -> None:
     """Delete the feature attributes, so that a fit does not start with the previous fit's features."""
-    for name in FEATURES:
+    for name in FEATURE_ATTRIBUTES:
         estimator.__dict__.pop(name, None)
 
 
@@ -234,7 +234,7 @@ def new_features(estimator: BaseEstimator) -> Iterator[None]:
         yield
     except BaseException:
         forget_features(estimator)
-        for name in FEATURES & before.keys():
+        for name in FEATURE_ATTRIBUTES & before.keys():
             setattr(estimator, name, before[name])
         raise
 
@@ -438,7 +438,7 @@ def as_stream(X: Any) -> Rows | Iterator[Any] | None:
     if any(isinstance(item, Site) for item in items):
         raise InputError("a Site's rows stay at the site; use FederatedPCA instead")
     if items and all(reads_by_name(item) for item in items):
-        return joined([(str(item), open_rows(item)) for item in items])
+        return joined_rows([(str(item), open_rows(item)) for item in items])
     return iter(items)
 
 

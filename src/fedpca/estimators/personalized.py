@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
-from fedpca.estimators.files import file_header, from_header, record_in, usable_header
+from fedpca.estimators.files import estimator_from_header, file_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
     holds_rows,
@@ -394,7 +394,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Distances between points approximate the distances between the sites' subspaces.
         """
         sites = self._sites_with_components()
-        points = site_similarity.map_sites(sites, n_dimensions)
+        points = site_similarity.site_points(sites, n_dimensions)
         return sites_framed(self, points, list(sites), [f"x{i}" for i in range(n_dimensions)])
 
     def facts(self) -> Sections:
@@ -484,7 +484,7 @@ class PersonalizedPCA(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Return the fitted estimator in a file that has been read."""
         model = personalized_in(path, arrays, header)
         with usable_header(path):
-            estimator = from_header(cls, path, header)
+            estimator = estimator_from_header(cls, path, header)
             estimator._set_model(model, header["n_samples"], header["features"])
             estimator.total_variance_ = float(header.get("total_variance", "nan"))
             # A file that a site wrote has no information about other sites.

@@ -149,14 +149,16 @@ def search_ranks(
     return _chosen(trials, len(rows), n_repeats)
 
 
-class Trial(NamedTuple):
+class RankTrial(NamedTuple):
     """The result of one pair of ranks; the errors of a split add up to the mean error over sites."""
 
     errors: Array  # (n_repeats * n_held_out,)
     misalignment: float
 
 
-def _chosen(trials: Mapping[tuple[int, int], Trial], n_sites: int, n_repeats: int) -> RankSearch:
+def _chosen(
+    trials: Mapping[tuple[int, int], RankTrial], n_sites: int, n_repeats: int
+) -> RankSearch:
     """Tabulate the trials, and choose the smallest pair within one standard error of the best."""
     is_apart = {
         pair: own.misalignment >= MIN_MISALIGNMENT or 0 in pair for pair, own in trials.items()
@@ -227,7 +229,7 @@ def _hold_out(rows: Mapping[str, Any], share: float, rng: Any) -> Halves:
     return fitted, tried
 
 
-def _trial(splits: Sequence[Halves], estimator: PersonalizedPCA) -> Trial:
+def _trial(splits: Sequence[Halves], estimator: PersonalizedPCA) -> RankTrial:
     """Fit one pair of ranks to each split, and predict the held-out rows."""
     errors, misalignments = [], []
     for seed, (fitted, held_out) in enumerate(splits):
@@ -242,7 +244,7 @@ def _trial(splits: Sequence[Halves], estimator: PersonalizedPCA) -> Trial:
             )
             errors.append(own / (len(own) * len(held_out)))
         misalignments.append(estimator.misalignment_)
-    return Trial(np.concatenate(errors), float(np.mean(misalignments)))
+    return RankTrial(np.concatenate(errors), float(np.mean(misalignments)))
 
 
 def standardized(rows: Any, model: Model) -> Array:

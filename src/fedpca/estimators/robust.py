@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
-from fedpca.estimators.files import file_header, from_header, record_in, usable_header
+from fedpca.estimators.files import estimator_from_header, file_header, record_in, usable_header
 from fedpca.estimators.fitting import (
     as_federation,
     new_features,
@@ -339,7 +339,7 @@ class RobustPCA(
         """Return the fitted estimator in a file that has been read."""
         linear = linear_model_in(path, arrays, header)
         with usable_header(path):
-            estimator = from_header(cls, path, header)
+            estimator = estimator_from_header(cls, path, header)
             threshold = float(header["threshold"])
             if not 0 < threshold < np.inf:
                 raise ValueError(f"threshold={threshold} must be positive and finite")

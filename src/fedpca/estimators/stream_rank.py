@@ -9,7 +9,7 @@ from typing import Any
 from fedpca.errors import InputError
 from fedpca.linalg.rank_rules import check_n_components, rank_rule
 from fedpca.summary.adaptive_rank import AdaptiveRank, check_most
-from fedpca.summary.from_rows import MAX_COMPONENTS
+from fedpca.summary.from_rows import MAX_CHOSEN_COMPONENTS
 from fedpca.summary.summary import Summary
 
 
@@ -34,7 +34,9 @@ class StreamRank:
     def first(self, d: int) -> tuple[int, AdaptiveRank | None]:
         """Return the initial number of components, and the rule that adapts the number, or None."""
         is_fixed, is_rule = self.rank == "fixed", self.is_rule
-        most = min(d, self.max_components or (d if is_fixed and not is_rule else MAX_COMPONENTS))
+        most = min(
+            d, self.max_components or (d if is_fixed and not is_rule else MAX_CHOSEN_COMPONENTS)
+        )
         check_most(None if is_rule else self.n_components, self.max_components, most, d)
         if is_fixed:
             return most if is_rule else int(self.n_components or most), None

@@ -17,7 +17,7 @@ from sklearn.utils.validation import validate_data
 
 from fedpca.arrays import Array, Arrays
 from fedpca.errors import InputError
-from fedpca.estimators.files import file_header, from_header, usable_header
+from fedpca.estimators.files import estimator_from_header, file_header, usable_header
 from fedpca.estimators.fitting import as_federation, as_stream, forget_features, set_features
 from fedpca.estimators.linear import LinearMethods
 from fedpca.estimators.stream_file import stream_in, write_stream
@@ -370,7 +370,7 @@ class StreamingPCA(LinearMethods, BaseEstimator):  # type: ignore[misc]
         """Return the fitted estimator in a file that has been read."""
         stream = stream_in(path, arrays, header)
         with usable_header(path):
-            estimator = from_header(cls, path, header)
+            estimator = estimator_from_header(cls, path, header)
         estimator._set_stream(stream)
         return estimator
 

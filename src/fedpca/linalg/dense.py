@@ -55,6 +55,7 @@ def independent_columns(Y: Array, smallest: float) -> tuple[Array, Array]:
     try:
         L1 = np.linalg.cholesky(Y.T @ Y)
         added = L1.diagonal()
+        # Y'Y squares the condition number; up to 1e5, the second run still restores orthogonality
         if added.min() > max(smallest, 1e-5 * added.max()):
             almost_Q = Y @ np.linalg.inv(L1).T
             L2 = np.linalg.cholesky(almost_Q.T @ almost_Q)
@@ -148,6 +149,7 @@ def residual_traces(C: Array, V: Array) -> Array:
     total = float(np.trace(C))
     if total <= 0:
         return np.zeros(3)
+    # V is projected out on both sides, because C may not have V exactly as eigenvectors
     R = outside(V, outside(V, C / total).T)
     return np.array([max(0.0, np.trace(R)), np.vdot(R, R), max(0.0, np.vdot(R @ R, R))])
 
@@ -203,6 +205,7 @@ def angle_bounds(
     bounds = np.ones(k)
     for j in range(1, min(k, len(values) - (others is None)) + 1):
         gaps = values[:j] - most[j]
+        # otherwise, the next direction may be one of the first j, and nothing is certain
         if gaps[-1] > 0:
             bounds[j - 1] = min(1.0, float(np.linalg.norm(r[:j] / gaps)))
     return bounds

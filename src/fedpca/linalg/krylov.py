@@ -29,7 +29,8 @@ from fedpca.linalg.dense import ROUNDING, angle_bounds, orth_against, top_eigen
 MAX_KRYLOV_BYTES = 32 << 20
 MIN_BLOCKS = 4  # the basis may always be this many times as wide as components and block together
 RESTART_ROWS = 1 << 16  # how many rows of the basis to combine at a time
-NEGLIGIBLE = 1e-13  # a direction below this fraction of the largest eigenvalue is rounding error
+# share of the largest eigenvalue; a smaller direction is rounding error
+NEGLIGIBLE_DIRECTION = 1e-13
 
 
 def leading_eigen(
@@ -94,6 +95,7 @@ class KrylovSpace:
         # unused columns cost nothing: the system allocates memory on the first write
         self._max_columns = max_columns
         most = max(max_columns, 2 * MIN_BLOCKS * Q.shape[1])
+        # by columns, so that the used part is contiguous for BLAS however many columns follow
         self._columns = np.empty((Q.shape[0], min(most, Q.shape[0])), order="F")
         self.K = self._columns[:, :0]
         self.T = np.empty((0, 0))
@@ -118,8 +120,14 @@ class KrylovSpace:
         old, self._last = self.K.shape[1], self.Q.shape[1]
         self._set_basis(old, self.Q)
         with threads_for(Y):
+            # up to the root of the width, no more than the largest eigenvalue, and known without
+            # another product
             largest = max(float(np.linalg.norm(Y)), float(self.T.diagonal().max(initial=0.0)))
-            self.Q, self._B, H = orth_against(self.K, Y, NEGLIGIBLE * largest, reach=self._reach)
+            self.Q, self._B, H = orth_against(
+                self.K, Y, NEGLIGIBLE_DIRECTION * largest, reach=self._reach
+            )
+            # dropped columns are small but not zero, so the residuals of all vectors must allow for
+            # them
             if self.Q.shape[1] < Y.shape[1]:
                 rest = Y - self.K @ H - self.Q @ self._B
                 self._left_out = float(np.hypot(self._left_out, np.linalg.norm(rest)))
@@ -127,6 +135,7 @@ class KrylovSpace:
         T = np.empty((old + self._last, old + self._last))
         T[:old, :old] = self.T
         T[:, old:] = H
+        # M is symmetric, so the new rows of T follow from its new columns
         T[old:, :old] = H[:old].T
         self.T = T
 
@@ -134,9 +143,11 @@ class KrylovSpace:
         """Return the p leading eigenvalues of M within the space and one more, if there is one."""
         with threads_for(self.T):
             theta, C = top_eigen((self.T + self.T.T) / 2, min(p + 1, len(self.T)))
+            # B C_last has the norm of the residual, since Q_next is orthonormal
             residuals = np.hypot(np.linalg.norm(self._B @ C[-self._last :], axis=0), self._left_out)
         self._C = C[:, :p]
         return Ritz(
+            # sums of squares have no negative eigenvalues, only rounding does
             np.maximum(theta, 0.0),
             residuals,
             min(p, len(theta)),
@@ -151,6 +162,8 @@ class KrylovSpace:
     def restart(self) -> None:
         """Shrink the space to its leading eigenvectors; the next block extends them just as well."""
         p = self._C.shape[1]
+        # keeping two fifths costs a few percent more rounds, and each round then reads a basis in the
+        # cache
         theta, C = top_eigen((self.T + self.T.T) / 2, max(2 * p, 2 * len(self.T) // 5))
         with threads_for(C):
             for start in range(0, len(self.K), RESTART_ROWS):

@@ -38,7 +38,7 @@ import numpy as np
 
 from fedpca.arrays import Array
 from fedpca.errors import InputError
-from fedpca.linalg.parallel_analysis import MAX_SIDE, count_above_columns, noise_floor
+from fedpca.linalg.parallel_analysis import MAX_NOISE_SIDE, count_above_columns, noise_floor
 
 # times the Marchenko-Pastur edge, around which the largest noise eigenvalue varies
 EDGE_MARGIN = 1.1
@@ -132,6 +132,7 @@ def share(wanted: float) -> Rule:
     a share depend on the solver, so a share that differs from ``wanted`` only by rounding counts as
     equal to it.
     """
+    # at most half the way to 1, so that all components together still reach it
     more = wanted + min(EQUAL_SHARES, (1 - wanted) / 2)
 
     def rule(spectrum: Spectrum) -> int | None:
@@ -143,7 +144,7 @@ def share(wanted: float) -> Rule:
     return rule
 
 
-def parallel_analysis(spectrum: Spectrum, *, max_side: int = MAX_SIDE) -> int | None:
+def parallel_analysis(spectrum: Spectrum, *, max_side: int = MAX_NOISE_SIDE) -> int | None:
     """Return the number of eigenvalues above the noise floor, but at least 1."""
     values, d = spectrum.values, spectrum.d
     if not values.size or values[0] <= 0:
@@ -175,8 +176,12 @@ def marchenko_pastur(spectrum: Spectrum) -> int | None:
     rank = 0
     while rank < len(values):
         remainder = max(0.0, spectrum.total - float(values[:rank].sum()))
+        # if rows are of low rank, the remainder is rounding, and its edge would count rounding as
+        # signal
         edge = max(edge_of_unit_noise * remainder / max(1, d - rank), rounding)
         n_above = int((values > edge).sum())
+        # counting more components leaves less noise, so the edge only falls; once no value is added, it
+        # stays
         if n_above <= rank:
             return max(1, rank)
         rank = n_above
@@ -214,6 +219,7 @@ def gavish_donoho(spectrum: Spectrum) -> int | None:
         return None
     singular = np.sqrt(np.maximum(spectrum.values[: min(m, d)], 0.0))
     threshold = threshold_factor(min(m, d) / max(m, d)) * float(np.median(singular))
+    # the median of rows of low rank is rounding, and so would be the values above it
     rounding = np.sqrt(d * np.finfo(np.float64).eps) * singular[0]
     return int((singular > max(threshold, rounding)).sum())
 
@@ -279,7 +285,7 @@ class RankComparison:
         return len(set(self.ranks.values())) == 1
 
 
-UNSEEN = "needs eigenvalues beyond those that were found"
+NEEDS_MORE_EIGENVALUES = "needs eigenvalues beyond those that were found"
 
 
 def compare_ranks(
@@ -294,7 +300,7 @@ def compare_ranks(
     found |= {name: rule(spectrum) for name, rule in SPECTRUM_RULES.items()}
     return RankComparison(
         {name: k for name, k in found.items() if isinstance(k, int)},
-        {name: k or UNSEEN for name, k in found.items() if not isinstance(k, int)},
+        {name: k or NEEDS_MORE_EIGENVALUES for name, k in found.items() if not isinstance(k, int)},
     )
 
 

@@ -44,7 +44,7 @@ from fedpca.models.linear import Model
 from fedpca.rows.in_memory import is_sparse
 
 ALPHA = 0.01  # share of ordinary rows beyond a limit
-METHODS = ("moments", "jackson-mudholkar")
+LIMIT_METHODS = ("moments", "jackson-mudholkar")
 SPECTRUM, EVEN_NOISE = "residual spectrum", "even noise"
 
 
@@ -102,7 +102,7 @@ def control_limits(
     traces: Array | None = None,
     alpha: float = ALPHA,
     is_for_new_rows: bool = True,
-    method: str = METHODS[0],
+    method: str = LIMIT_METHODS[0],
 ) -> ControlLimits:
     """Return the limits of T2 and Q from what a model contains about the fitted rows.
 
@@ -112,8 +112,8 @@ def control_limits(
     """
     if not isinstance(alpha, float | int) or not 0 < alpha < 1:
         raise InputError(f"alpha={alpha!r} must be between 0 and 1, as in {ALPHA}")
-    if method not in METHODS:
-        raise InputError(f"method={method!r} must be one of {', '.join(map(repr, METHODS))}")
+    if method not in LIMIT_METHODS:
+        raise InputError(f"method={method!r} must be one of {', '.join(map(repr, LIMIT_METHODS))}")
     n, k = rows_behind(model), int(model.has_variance().sum())
     if n < k + 3:
         raise InputError(
@@ -182,7 +182,7 @@ def q_limit(
     *,
     is_centered: bool = True,
     is_for_new_rows: bool = True,
-    method: str = METHODS[0],
+    method: str = LIMIT_METHODS[0],
 ) -> float:
     """Return the limit of Q, given the traces of powers of the residual covariance of n rows.
 
@@ -203,7 +203,7 @@ def q_limit(
 
 
 def quantile_of_squares(
-    traces: Array, alpha: float, method: str = METHODS[0], *, freedom: float = np.inf
+    traces: Array, alpha: float, method: str = LIMIT_METHODS[0], *, freedom: float = np.inf
 ) -> float:
     """Return the value that ``|x|^2`` exceeds with probability alpha.
 
@@ -213,6 +213,7 @@ def quantile_of_squares(
     """
     s1, s2, s3 = traces
     power = 1 - 2 * s1 * s3 / (3 * s2**2)
+    # the formula takes a root of this degree, which must be positive; three moments always serve
     if method == "jackson-mudholkar" and power > 0:
         shift = ndtri(1 - alpha) * np.sqrt(2 * s2 * power**2) / s1
         return float(s1 * (1 + shift + s2 * power * (power - 1) / s1**2) ** (1 / power))
@@ -229,7 +230,9 @@ def t2_and_q(model: Model, X: Any) -> Array:
         scaled = (X @ sp.diags_array(1 / model.scale)).tocsr()
         center = model.mean / model.scale
         squares = np.asarray(scaled.multiply(scaled).sum(axis=1)).ravel()
+        # expanded, because centering would fill in the zeros
         squares = squares - 2 * (scaled @ center) + center @ center
+        # a row within the span of the components may come out just below zero
         q = np.maximum(squares - (scores**2).sum(axis=1), 0.0)
     else:
         q = (((X - model.mean) / model.scale - scores @ model.components) ** 2).sum(axis=1)

@@ -31,9 +31,9 @@ from fedpca.rows.genotypes.products import VariantProducts
 from fedpca.rows.in_memory import is_sparse
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
 
-ROUNDING = 1e-12  # share of the variance that may be due to rounding
+VARIANCE_ROUNDING = 1e-12  # share of the variance that may be due to rounding
 MAX_OUTSIDE_SHARE = 1e-12  # share of a row's squares outside a subspace that rounding may cause
-SHAPES = {
+MODEL_SHAPES = {
     "components": "k d",
     "explained_variance": "k",
     "singular_values": "k",
@@ -153,7 +153,7 @@ class Model:
                     "feature"
                 )
             variances = variances / self.scale**2
-        elif self.noise_variance <= ROUNDING * self.total_variance:
+        elif self.noise_variance <= VARIANCE_ROUNDING * self.total_variance:
             variances = explained.sum(axis=1)
         elif (self.scale != 1).any():
             positive = self.has_variance()
@@ -166,7 +166,7 @@ class Model:
                 "the variance of each feature does not follow from the model; pass feature_variances, "
                 "as in fedpca.diagnose(model, sites).feature_variances, or fit with scale=True"
             )
-        tiny = ROUNDING * float(variances.max(initial=0.0))
+        tiny = VARIANCE_ROUNDING * float(variances.max(initial=0.0))
         share = np.divide(
             explained,
             variances[:, None],
@@ -229,7 +229,7 @@ def linear_model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[s
 
 def model_in(path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]) -> Model:
     """Return the model from a file's arrays after validating them."""
-    table = {name: f"float64 {shape}" for name, shape in SHAPES.items()}
+    table = {name: f"float64 {shape}" for name, shape in MODEL_SHAPES.items()}
     arrays, lengths = check_file_arrays(path, arrays, table)
     check_features(path, header.get("features"), lengths["d"])
     n = header.get("n_samples")

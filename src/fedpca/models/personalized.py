@@ -245,17 +245,19 @@ class PersonalizedModel:
             arrays |= {f"{i}/{field}": getattr(part, field) for field in PART}
             sites.append({"name": name, "n": part.n})
         write_arrays(
-            path, arrays, {"kind": KIND, "estimator": "PersonalizedPCA", "sites": sites, **header}
+            path,
+            arrays,
+            {"kind": PERSONALIZED_KIND, "estimator": "PersonalizedPCA", "sites": sites, **header},
         )
 
 
-KIND = "personalized"
+PERSONALIZED_KIND = "personalized"
 PART = {"mean": "d", "components": "r d", "variance": "r", "shared": "k", "total": ""}
 
 
 def is_personalized(path: str | os.PathLike[str]) -> bool:
     """Return whether a file contains a personalized model."""
-    return read_arrays(path, "model")[1].get("kind") == KIND
+    return read_arrays(path, "model")[1].get("kind") == PERSONALIZED_KIND
 
 
 def load_personalized(path: str | os.PathLike[str]) -> tuple[PersonalizedModel, dict[str, Any]]:
@@ -268,7 +270,7 @@ def personalized_in(
     path: str | os.PathLike[str], arrays: Arrays, header: dict[str, Any]
 ) -> PersonalizedModel:
     """Return the personalized model of a file that has been read, after validating it."""
-    if header.get("kind") != KIND:
+    if header.get("kind") != PERSONALIZED_KIND:
         raise FileError(
             f"{path} contains a {header.get('kind') or 'linear model'}, not a personalized model"
         )

@@ -252,6 +252,7 @@ def stepped(
     P = np.matmul(g, U.T, out=new("step", rows.R.shape))
     squares = _squares(g)
     known = np.multiply(P, rows.counted, out=rows.pull)
+    # the best length along g for the counted entries; damping keeps it finite if none counts
     along = _squares(known) + _damping(rows.counted) * squares
     length = _ratio(squares, along, along > 0)
     P *= length
@@ -275,6 +276,7 @@ def _solve_rows(counted: Array, U: Array, gradients: Array, least: Array, new: S
     solution, residuals = np.zeros_like(gradients), gradients.copy()
     direction = gradients.copy()
     squares = _squares(residuals)
+    # relative to the first residual too, or rows with scores near zero would never be solved
     least = np.maximum(least, SCORE_TOL**2 * squares)
     for _ in range(CG_STEPS):
         goes_on = squares > least
@@ -339,6 +341,7 @@ def _scores(
         V = V.copy()
     falls = np.zeros((len(A), 1), bool)
     unfinished, last = np.arange(len(A)), V
+    # in the second half, thresholds fall in any case, so every row ends at the lowest one
     for done in range(2 * MAX_PASSES):
         R = residuals(A, last, U, scratch)
         by_median = _row_thresholds(R, present, threshold, scratch)

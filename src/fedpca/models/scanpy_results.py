@@ -22,7 +22,7 @@ from fedpca.rows.formats.array_files import package
 from fedpca.rows.open import state_of
 from fedpca.storage import atomic
 
-KEYS = ("X_pca", "PCs", "pca")  # of obsm, varm, and uns, unless one key is given for all
+SLOTS = ("X_pca", "PCs", "pca")  # of obsm, varm, and uns, unless one key is given for all
 CHANGED = "changed while its cells were scored; run the command again"
 
 
@@ -57,7 +57,7 @@ class ScanpyResults:
 
     def add_to(self, adata: Any, key: str | None = None) -> None:
         """Write the results to an AnnData object."""
-        obsm, varm, uns = KEYS if key is None else (key,) * 3
+        obsm, varm, uns = SLOTS if key is None else (key,) * 3
         adata.obsm[obsm], adata.varm[varm] = self.scores, self.loadings
         adata.uns[uns] = self._uns
 
@@ -67,7 +67,7 @@ class ScanpyResults:
         ``state`` is the state of the source file when its cells were read.
         """
         h5py = package("h5py", source, extra="anndata")
-        obsm, varm, uns = KEYS if key is None else (key,) * 3
+        obsm, varm, uns = SLOTS if key is None else (key,) * 3
         with atomic.writing(target) as temporary:
             shutil.copyfile(source, temporary)
             if state_of(source) != state:

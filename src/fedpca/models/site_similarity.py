@@ -32,7 +32,7 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 
-Components = Mapping[str, Array]  # by site, each (r, d) with r at least 1
+SiteComponents = Mapping[str, Array]  # by site, each (r, d) with r at least 1
 KMEANS_STARTS = 10  # per draw; with too few, groups from one population would look too weak
 KMEANS_PASSES = 50
 
@@ -59,13 +59,13 @@ class ClusterEvidence(NamedTuple):
     p_value: float  # the share of draws from one population that separate at least as well
 
 
-def site_affinity(sites: Components) -> Array:
+def site_affinity(sites: SiteComponents) -> Array:
     """Return the affinity of each pair of sites, ``(n_sites, n_sites)``, from 0 to 1."""
     common, ranks = _overlaps(sites)
     return np.asarray((common / np.sqrt(np.outer(ranks, ranks))) ** 2)
 
 
-def cluster_sites(sites: Components, n_clusters: int, random_state: Any = 0) -> dict[str, int]:
+def cluster_sites(sites: SiteComponents, n_clusters: int, random_state: Any = 0) -> dict[str, int]:
     """Group sites with similar components by spectral clustering of their affinities."""
     from sklearn.cluster import SpectralClustering  # slow to import
 
@@ -87,13 +87,13 @@ def cluster_sites(sites: Components, n_clusters: int, random_state: Any = 0) -> 
 
 
 def cluster_evidence(
-    sites: Components, n_clusters: int, n_draws: int = 200, random_state: Any = 0
+    sites: SiteComponents, n_clusters: int, n_draws: int = 200, random_state: Any = 0
 ) -> ClusterEvidence:
     """Group sites, and compare the groups with those of sites from one population."""
     if not isinstance(n_draws, Integral) or n_draws < 1:
         raise InputError(f"n_draws={n_draws!r} must be an integer of at least 1")
     clusters = cluster_sites(sites, n_clusters, random_state)
-    points = map_sites(sites, len(sites))
+    points = site_points(sites, len(sites))
     found = _separation(points, np.array(list(clusters.values())))
     deviations = np.sqrt((points**2).sum(axis=0) / max(1, len(points) - 1))
     rng = np.random.default_rng(random_state)
@@ -101,6 +101,7 @@ def cluster_evidence(
         _best_separation(rng.standard_normal(points.shape) * deviations, n_clusters, rng)
         for _ in range(n_draws)
     ]
+    # what was found counts as one of the draws, so the probability is never zero
     p_value = (1 + sum(value >= found for value in drawn)) / (1 + n_draws)
     return ClusterEvidence(clusters, found, float(np.mean(drawn)), p_value)
 
@@ -137,7 +138,7 @@ def _separation(points: Array, groups: Array) -> float:
     return 1 - within / total if total > 0 else 0.0
 
 
-def map_sites(sites: Components, n_dimensions: int = 2) -> Array:
+def site_points(sites: SiteComponents, n_dimensions: int = 2) -> Array:
     """Map each site to a point, ``(n_sites, n_dimensions)``, by classical multidimensional scaling.
 
     Distances between points approximate the distances between the sites' subspaces.
@@ -149,11 +150,12 @@ def map_sites(sites: Components, n_dimensions: int = 2) -> Array:
     inner = -(squares - squares.mean(axis=0) - squares.mean(axis=1)[:, None] + squares.mean()) / 2
     values, vectors = np.linalg.eigh(inner)
     order = np.argsort(-values, kind="stable")[:n_dimensions]
+    # the squares are distances between projections, so only rounding makes an eigenvalue negative
     points = vectors[:, order] * np.sqrt(np.maximum(values[order], 0.0))
     return np.pad(points, ((0, 0), (0, n_dimensions - len(order))))
 
 
-def _overlaps(sites: Components) -> tuple[Array, Array]:
+def _overlaps(sites: SiteComponents) -> tuple[Array, Array]:
     """Return ``tr P_i P_j = ||V_i'V_j||_F^2`` for all pairs of sites, and the rank of each site."""
     components = list(sites.values())
     ranks = np.array([float(len(V)) for V in components])

@@ -24,7 +24,7 @@ from fedpca.privacy.rings import MAX_EXPONENT, UNIT_EXPONENT, WORD_BITS, Ring
 MAX_SITES_BITS = 24  # the sizes of up to 2^24 sites add up without an overflow
 _BITS = MAX_EXPONENT + 1 + MAX_SITES_BITS - UNIT_EXPONENT
 N_WORDS = -(-_BITS // WORD_BITS)
-SIZE = Ring(N_WORDS * WORD_BITS, -UNIT_EXPONENT)
+SIZE_RING = Ring(N_WORDS * WORD_BITS, -UNIT_EXPONENT)
 N_RANDOM_WORDS = N_WORDS + 1  # enough for a random number with any number of digits
 
 
@@ -34,6 +34,7 @@ def hidden_size(largest: float, words: Array) -> Array:
     ``words`` has random words, ``(N_RANDOM_WORDS,)``; only the site knows them.
     """
     numerator, denominator = largest.as_integer_ratio()
+    # exact, because every float64 number is a whole multiple of 2^-1074
     size = (numerator << -UNIT_EXPONENT) // denominator
     size += (size * int.from_bytes(words.tobytes(), "little")) >> (WORD_BITS * len(words))
     return np.frombuffer(size.to_bytes(8 * N_WORDS, "little"), np.uint64).copy()

@@ -38,7 +38,7 @@ from fedpca.errors import InputError
 
 MAX_VARIANCE = 1 << 110
 BATCH_TRIALS = 1 << 15  # the words of so many trials fit into a processor's cache
-WORD_BYTES, WORD_BITS = 8, 64
+DRAWN_BYTES, DRAWN_BITS = 8, 64
 
 # How far the float64 p and the first word of the uniform number may be from the true ones, together.
 # With e = 2^-53, the roundings of x (twice, as it is squared), x^2, 2 s, their quotient, and 1/2
@@ -77,14 +77,15 @@ def discrete_gaussian(variance: int, size: int, *, random_bytes: RandomBytes = o
 
 def _kept_trials(variance: int, n_trials: int, random_bytes: RandomBytes) -> Array:
     """Run trials, and return the values of those that are kept."""
-    data = random_bytes(3 * WORD_BYTES * n_trials)
+    data = random_bytes(3 * DRAWN_BYTES * n_trials)
     places, coins, uniforms = np.frombuffer(data, "<u8", 3 * n_trials).reshape(3, n_trials)
     block_bits = ((variance - 1).bit_length() + 1) // 2  # t = 2^block_bits, and 4^block_bits >= s
     block = np.bitwise_count(~coins & (coins - np.uint64(1)))  # number of zeros at the end
     within = (places & np.uint64((1 << block_bits) - 1)).view(np.int64)
     magnitude = (block.astype(np.int64) << block_bits) | within
-    is_negative = places >> np.uint64(WORD_BITS - 1) == 1  # a bit that `within` does not use
+    is_negative = places >> np.uint64(DRAWN_BITS - 1) == 1  # a bit that `within` does not use
     is_kept = _are_below(variance, magnitude, block, uniforms, random_bytes)
+    # a zero of each sign would make zero twice as likely; coins without a one end no block
     is_kept &= (coins != 0) & ~(is_negative & (magnitude == 0))
     kept: Array = np.where(is_negative, -magnitude, magnitude)[is_kept]
     return kept
@@ -95,7 +96,7 @@ def _are_below(
 ) -> Array:
     """Return which uniform numbers are below p; ``uniforms`` has the first word of each."""
     p = _probability(variance, magnitude, block)
-    excess = p - uniforms * 2.0**-WORD_BITS
+    excess = p - uniforms * 2.0**-DRAWN_BITS
     are_below: Array = excess > 0
     for i in np.flatnonzero(np.abs(excess) <= ERROR_BOUND):
         trial = int(magnitude[i]), int(block[i]), int(uniforms[i])
@@ -119,7 +120,7 @@ def _is_below_exactly(
     changes by less than ``10^(4 - digits)``, and p, which is at most 1, changes by less than
     ``10^(5 - digits) < 2^-n_bits``.
     """
-    n_bits = WORD_BITS
+    n_bits = DRAWN_BITS
     while True:
         context = Context(n_bits // 3 + 6, ROUND_HALF_EVEN, Emin=-9999, Emax=9999, traps=[])
         exponent = context.divide(Decimal(variance - magnitude**2), Decimal(2 * variance))
@@ -128,5 +129,5 @@ def _is_below_exactly(
             return True
         if uniform >= p + 1:
             return False
-        uniform = uniform << WORD_BITS | int.from_bytes(random_bytes(WORD_BYTES), "little")
-        n_bits += WORD_BITS
+        uniform = uniform << DRAWN_BITS | int.from_bytes(random_bytes(DRAWN_BYTES), "little")
+        n_bits += DRAWN_BITS

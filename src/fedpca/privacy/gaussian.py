@@ -33,7 +33,7 @@ from fedpca.protocol.plan import PRIVATE, RunPlan
 
 MIN_EPSILON, MAX_EPSILON, MIN_DELTA, MAX_DELTA = 1e-4, 1e6, 1e-15, 0.1
 MEAN_SHARE = 0.05  # share of mu^2 for the count and the mean; the rest is for the scatter
-MAX_ROUNDS = 100  # the largest number of products that may share the rest of mu^2
+MAX_NOISY_PRODUCTS = 100  # the largest number of products that may share the rest of mu^2
 # share by which rounding, and noise in whole numbers, may change epsilon and delta
 DISCRETE_SLACK = 1e-7
 XTOL = 1e-20  # so small that even small roots are found to all digits
@@ -82,7 +82,7 @@ class Privacy:
         check_number("delta", self.delta, MIN_DELTA, MAX_DELTA)
         check_number("row_bound", self.row_bound, 1e-100, 1e100)
         check_whole("n_silent", self.n_silent, 0, 10**6)
-        check_whole("n_products", self.n_products, 1, MAX_ROUNDS)
+        check_whole("n_products", self.n_products, 1, MAX_NOISY_PRODUCTS)
         plain = {name: float(getattr(self, name)) for name in ("epsilon", "delta", "row_bound")}
         plain |= {name: int(getattr(self, name)) for name in ("n_silent", "n_products")}
         for name, value in plain.items():  # a plan cannot hold numpy's numbers

@@ -38,13 +38,13 @@ except ImportError:
     ) from None
 
 from fedpca.arrays import Array, Arrays
-from fedpca.privacy.rings import Ring, add, subtract
+from fedpca.privacy.rings import Ring, add_elements, subtract
 
 MAX_ALL_PAIRS = 100  # up to this many sites, all are neighbors of each other
 N_RINGS = 32  # random rings in which a site has two neighbors each
 KEY_BYTES = 32
 AES_BLOCK_BYTES = 16
-BLOCK_BYTES = 1 << 17  # an answer is masked in parts of this size, each with all its masks
+MASKED_PART_BYTES = 1 << 17  # an answer is masked in parts of this size, each with all its masks
 _PAIR = b"fedpca pair secret"
 _ROUND = b"fedpca round key"
 
@@ -75,6 +75,7 @@ def neighbors(name: str, roster: Sequence[str], seed: bytes) -> list[str]:
     """
     if len(roster) <= MAX_ALL_PAIRS:
         return sorted(other for other in roster if other != name)
+    # in an order of their own, so that all sites find the same rings
     names = tuple(sorted(roster))
     own, found = names.index(name), set[int]()
     for order in _random_rings(names, seed):
@@ -87,6 +88,7 @@ def neighbors(name: str, roster: Sequence[str], seed: bytes) -> list[str]:
 def _random_rings(names: tuple[str, ...], seed: bytes) -> Array:
     """Return random orders of the sites, as an array of shape (rings, sites)."""
     drawn = b"".join(hashlib.shake_256(seed + each.encode()).digest(8 * N_RINGS) for each in names)
+    # stable, so that equal draws, however unlikely, fall alike at all sites
     return np.argsort(np.frombuffer(drawn, ">u8").reshape(-1, N_RINGS), axis=0, kind="stable").T
 
 
@@ -97,6 +99,8 @@ def pair_secrets(private: bytes, publics: Sequence[bytes], seed: bytes) -> list[
     """
     own = X25519PrivateKey.from_private_bytes(private)
     exchanged = [own.exchange(X25519PublicKey.from_public_bytes(public)) for public in publics]
+    # salted with all offers: sites that were shown different offers share no secret, so their masks do
+    # not cancel
     return [HKDF(SHA256(), KEY_BYTES, salt=seed, info=_PAIR).derive(each) for each in exchanged]
 
 
@@ -115,14 +119,16 @@ def masked(
     """
     total = {field: np.asarray(elements, order="C") for field, elements in fields.items()}
     streams = [
-        (add if name < other else subtract, _stream(secret, _ROUND + context))
+        # of two sites, the first in the alphabet adds the mask, and the other subtracts it
+        (add_elements if name < other else subtract, _stream(secret, _ROUND + context))
         for other, secret in secrets.items()
     ]
-    zeros, buffer = memoryview(bytes(BLOCK_BYTES)), bytearray(BLOCK_BYTES + AES_BLOCK_BYTES - 1)
+    zeros = memoryview(bytes(MASKED_PART_BYTES))
+    buffer = bytearray(MASKED_PART_BYTES + AES_BLOCK_BYTES - 1)
     for field, array in total.items():
         bits = rings[field].bits
         part = array.reshape(-1, bits // 64)
-        n_each = BLOCK_BYTES // (bits // 8)  # so many elements stay in the cache
+        n_each = MASKED_PART_BYTES // (bits // 8)  # so many elements stay in the cache
         for start in range(0, len(part), n_each):
             block = part[start : start + n_each]
             mask = np.frombuffer(buffer, np.uint64, block.size).reshape(block.shape)
@@ -141,4 +147,5 @@ def words_of(secret: bytes, context: bytes, n_words: int) -> Array:
 def _stream(secret: bytes, context: bytes) -> CipherContext:
     """Return a cipher that turns zeros into pseudorandom bytes."""
     key = HKDFExpand(SHA256(), KEY_BYTES, info=context).derive(secret)
+    # counting may begin at zero, because each context has a key of its own
     return Cipher(algorithms.AES(key), modes.CTR(bytes(AES_BLOCK_BYTES))).encryptor()

@@ -91,6 +91,7 @@ class Ring:
         if self.bits == NARROW:
             if not is_within:  # here, all differences are exact
                 whole -= _WORD * np.rint(whole / _WORD)
+                # 2^63 does not fit into int64, and is the same element as -2^63
                 whole[whole == _WORD / 2] *= -1
             return whole.astype(np.int64).view(np.uint64)
         # both steps are exact, because `high` and `low` have no more digits than `size`
@@ -152,7 +153,7 @@ def _opposite(elements: Array) -> Array:
     return opposite
 
 
-def add(total: Array, elements: Array, bits: int) -> None:
+def add_elements(total: Array, elements: Array, bits: int) -> None:
     """Add elements of a ring to a total, in place."""
     if bits == NARROW:
         total += elements
@@ -160,6 +161,7 @@ def add(total: Array, elements: Array, bits: int) -> None:
     carry: Array | int = 0
     for i in range(bits // WORD_BITS):
         word, more = total[..., i : i + 1], elements[..., i : i + 1] + carry
+        # at most one of the two sums wraps around: if the first one did, `more` is 0
         overflows = more < carry
         word += more
         carry = overflows | (word < more)
@@ -173,5 +175,6 @@ def subtract(total: Array, elements: Array, bits: int) -> None:
     borrow: Array | int = 0
     for i in range(bits // WORD_BITS):
         word, less = total[..., i : i + 1], elements[..., i : i + 1] + borrow
+        # before the word changes: a wrapped `less` is 0 and then borrows no second time
         borrow = (less < borrow) | (word < less)
         word -= less

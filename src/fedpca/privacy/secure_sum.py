@@ -27,19 +27,18 @@ import numpy as np
 
 from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays
 from fedpca.errors import MessageError
-from fedpca.privacy.bounds import N_RANDOM_WORDS, SIZE, hidden_size, told_exponent
-from fedpca.privacy.rings import NARROW, WHOLE, WIDE, WORD_BITS, Ring, add, largest_of
+from fedpca.privacy.bounds import N_RANDOM_WORDS, SIZE_RING, hidden_size, told_exponent
+from fedpca.privacy.rings import NARROW, WHOLE, WIDE, WORD_BITS, Ring, add_elements, largest_of
 from fedpca.protocol.question import Question
 
 MIN_SITES = 2
 ONE_SITE = "a secure sum over one site would show that site's answer; use at least two sites"
 SIZES = {NARROW: "narrow size", WIDE: "wide size"}  # the field of the size of all fields in a ring
-ZERO = (
-    "zero sum"  # a field of zeros, whose total is zero if all masks cancel and all sites answered
-)
+# a field of zeros, whose total is zero if all masks cancel and all sites answered
+ZERO = "zero sum"
 # enough for the largest and the smallest floats
 MIN_FRACTION_BITS, MAX_FRACTION_BITS = (-1100, 1200)
-ENERGY_SLACK = 1e-6  # share of itself by which rounding may change a total
+TOTAL_ENERGY_SLACK = 1e-6  # share of itself by which rounding may change a total
 
 Words = Callable[[bytes, int], Array]  # returns so many random words, which depend on the bytes
 
@@ -62,7 +61,7 @@ def rings_of(question: Question, exponents: Mapping[str, int]) -> dict[str, Ring
 def sizes_of(question: Question) -> dict[str, Ring]:
     """Return the fields of an answer's size: one for each kind of ring with fractions."""
     kinds = {SIZES[bits_of(each)] for each in question.answers.values() if each.dtype != "int64"}
-    return dict.fromkeys(sorted(kinds), SIZE)
+    return dict.fromkeys(sorted(kinds), SIZE_RING)
 
 
 def explained_exponents(
@@ -86,7 +85,9 @@ def explained_exponents(
         factor = max([1.0, *(float(np.linalg.norm(block)) for block in blocks)])
     if factor is None:
         return None
-    return dict.fromkeys(sizes_of(question), math.frexp((1 + ENERGY_SLACK) * factor * energy)[1])
+    return dict.fromkeys(
+        sizes_of(question), math.frexp((1 + TOTAL_ENERGY_SLACK) * factor * energy)[1]
+    )
 
 
 def to_header(rings: Mapping[str, Ring]) -> dict[str, list[int]]:
@@ -133,7 +134,7 @@ def encoded(question: Question, rings: Mapping[str, Ring], answer: Arrays, words
         if name in question.answers:
             about = name.encode() + b"%d %d" % (ring.bits, ring.fraction_bits) + _mark(answer[name])
             elements[name] = ring.encode(answer[name], partial(words, about))
-        elif ring == SIZE:
+        elif ring == SIZE_RING:
             own = [
                 answer[field]
                 for field, declared in question.answers.items()
@@ -150,6 +151,7 @@ def encoded(question: Question, rings: Mapping[str, Ring], answer: Arrays, words
 def _mark(values: Array) -> bytes:
     """Return a few bytes that change with any number."""
     words = values.reshape(-1).view(np.uint64)
+    # a sum alone would miss two changes that cancel
     return bytes(words.sum(keepdims=True).data) + bytes(np.bitwise_xor.reduce(words, keepdims=True))
 
 
@@ -175,6 +177,7 @@ def check_masked(
     for name, ring in rings.items():
         lengths = question.answers[name].dimensions if name in question.answers else ()
         n_words = ring.bits // WORD_BITS
+        # messages have no uint64; the same bits are read as uint64 below
         declared[name] = Declared("int64", (*lengths, *((str(n_words),) if n_words > 1 else ())))
     if set(arrays) != set(declared):
         raise MessageError(f"the answer has fields {sorted(arrays)} instead of {sorted(declared)}")
@@ -185,7 +188,7 @@ def check_masked(
 def add_masked(total: Arrays, elements: Arrays, rings: Mapping[str, Ring]) -> None:
     """Add a site's elements to a total, in place."""
     for name, array in elements.items():
-        add(total[name], array, rings[name].bits)
+        add_elements(total[name], array, rings[name].bits)
 
 
 def decoded(total: Arrays, rings: Mapping[str, Ring]) -> Arrays:
@@ -195,7 +198,7 @@ def decoded(total: Arrays, rings: Mapping[str, Ring]) -> Arrays:
     """
     numbers = {}
     for name, ring in rings.items():
-        if ring == SIZE:
+        if ring == SIZE_RING:
             numbers[name] = np.array(told_exponent(total[name]), np.int64)
         else:
             numbers[name] = (

@@ -51,7 +51,7 @@ SHORT_COLUMNS = 512  # of a packed triangle, too short to be worth checking one 
 # words that say what a site contributes
 TOLD = ("rows", "weight", "of rows", "weighted", "energy")
 
-Problem = str | None
+Contradiction = str | None
 
 
 def check_words(words: Sequence[str], field: str) -> None:
@@ -84,7 +84,7 @@ def limit_of(words: Sequence[str]) -> float:
 
 def broken_promise(
     array: Array, declared: Declared, words: Sequence[str], norm: float, energy: float | None
-) -> Problem:
+) -> Contradiction:
     """Return how a field with this norm breaks a promise of its words, or None.
 
     ``energy`` is the most that the site's rows can explain, if it is known.
@@ -112,7 +112,7 @@ def told(array: Array, declared: Declared, words: Sequence[str]) -> dict[str, fl
     return dict.fromkeys(found, float(amount.sum()))
 
 
-def contradiction(told: Mapping[str, float], before: Mapping[str, float]) -> Problem:
+def contradiction(told: Mapping[str, float], before: Mapping[str, float]) -> Contradiction:
     """Return how an answer contradicts itself, or what other questions of the run were told, or None.
 
     ``told`` and ``before`` map words to amounts. A site that is not known to have no weights may claim
@@ -127,7 +127,7 @@ def contradiction(told: Mapping[str, float], before: Mapping[str, float]) -> Pro
     return None
 
 
-def _count(array: Array, declared: Declared, slack: float) -> Problem:
+def _count(array: Array, declared: Declared, slack: float) -> Contradiction:
     if not array.ndim and 0 <= array.item() <= MAX_COUNT and array.item() % 1 == 0:
         return None
     # read as unsigned, negative numbers are the largest, so one pass is enough
@@ -138,24 +138,25 @@ def _count(array: Array, declared: Declared, slack: float) -> Problem:
     return None if is_whole else "has counts that are not whole numbers"
 
 
-def _squares(array: Array, declared: Declared, slack: float) -> Problem:
+def _squares(array: Array, declared: Declared, slack: float) -> Contradiction:
     return "has negative sums of squares" if _least(array) < -slack else None
 
 
-def _nonnegative(array: Array, declared: Declared, slack: float) -> Problem:
+def _nonnegative(array: Array, declared: Declared, slack: float) -> Contradiction:
     return "has negative values" if _least(array) < -slack else None
 
 
-def _share(array: Array, declared: Declared, slack: float) -> Problem:
+def _share(array: Array, declared: Declared, slack: float) -> Contradiction:
     is_outside = array.min(initial=0.0) < 0 or array.max(initial=0.0) > 1
     return "has shares that are not between 0 and 1" if is_outside else None
 
 
-def _decreasing(array: Array, declared: Declared, slack: float) -> Problem:
+def _decreasing(array: Array, declared: Declared, slack: float) -> Contradiction:
     return "has values that are not in decreasing order" if (np.diff(array) > 0).any() else None
 
 
-def _orthonormal(array: Array, declared: Declared, slack: float) -> Problem:
+def _orthonormal(array: Array, declared: Declared, slack: float) -> Contradiction:
+    # there are never more orthonormal directions than entries in each, so the smaller product decides
     rows = array if array.shape[0] <= array.shape[1] else array.T
     defect = np.abs(rows @ rows.T - np.eye(len(rows))).max(initial=0.0)
     return "has directions that are not orthonormal" if defect > ROUNDING else None
@@ -166,11 +167,12 @@ def _least(array: Array) -> float:
     return float(array.min(initial=0.0) if array.ndim else array.item())
 
 
-def _semidefinite(array: Array, declared: Declared, slack: float) -> Problem:
+def _semidefinite(array: Array, declared: Declared, slack: float) -> Contradiction:
     diagonal = _diagonal(array, declared)
     slack = slack or ROUNDING * float(diagonal.max(initial=0.0))
     if diagonal.min(initial=0.0) < -slack:
         return "has negative variances on its diagonal"
+    # Cauchy and Schwarz for each pair, which takes d^2 steps; eigenvalues would say more, but take d^3
     roots = np.sqrt(np.maximum(diagonal, 0.0))
     is_packed = declared.dimensions[-1] == "triangle"
     excesses = _packed_excesses if is_packed else _square_excesses
@@ -221,7 +223,7 @@ def _packed_excesses(array: Array, roots: Array) -> Iterator[float]:
             yield float((column - own[: j + 1] * own[j]).max())
 
 
-_CHECKS: dict[str, Callable[[Array, Declared, float], Problem]] = {
+_CHECKS: dict[str, Callable[[Array, Declared, float], Contradiction]] = {
     "count": _count,
     "squares": _squares,
     "nonnegative": _nonnegative,

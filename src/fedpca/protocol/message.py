@@ -312,13 +312,13 @@ def _padding(n_bytes: int) -> int:
 
 # --- what a header holds, which is checked once, at both ends; other entries are never read
 
-MAX_NAME = 200  # characters in the name of an attempt, a question, or a site
+MAX_MESSAGE_NAME_CHARS = 200  # characters in the name of an attempt, a question, or a site
 MAX_WHOLE = 1 << 48  # of rounds and sites
 MAX_RING_BITS = 1 << 16
 ECHOED = ("run", "round", "question")  # what an answer repeats of its question
 
 
-class Entry(NamedTuple):
+class HeaderEntry(NamedTuple):
     """A check of a header's entry, and what the entry must be, in words."""
 
     is_valid: Callable[[Any], bool]
@@ -327,7 +327,9 @@ class Entry(NamedTuple):
 
 
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
+    return (
+        isinstance(value, str) and 0 < len(value) <= MAX_MESSAGE_NAME_CHARS and value.isprintable()
+    )
 
 
 def _is_whole(value: Any) -> bool:
@@ -348,25 +350,25 @@ def _is_mask(value: Any) -> bool:
     )
 
 
-_NAME = f"printable text of 1 to {MAX_NAME} characters"
+_NAME = f"printable text of 1 to {MAX_MESSAGE_NAME_CHARS} characters"
 _WHOLE = f"a whole number from 0 to {MAX_WHOLE:,}"
 QUESTION = {
-    "run": Entry(_is_name, _NAME),
-    "round": Entry(_is_whole, _WHOLE),
-    "question": Entry(_is_name, _NAME),
-    "verb": Entry(_is_name, _NAME),
-    "n_sites": Entry(_is_whole, _WHOLE),
-    "memory": Entry(_is_whole, _WHOLE),
-    "mask": Entry(_is_mask, "a name, or two whole numbers for each field", is_optional=True),
+    "run": HeaderEntry(_is_name, _NAME),
+    "round": HeaderEntry(_is_whole, _WHOLE),
+    "question": HeaderEntry(_is_name, _NAME),
+    "verb": HeaderEntry(_is_name, _NAME),
+    "n_sites": HeaderEntry(_is_whole, _WHOLE),
+    "memory": HeaderEntry(_is_whole, _WHOLE),
+    "mask": HeaderEntry(_is_mask, "a name, or two whole numbers for each field", is_optional=True),
 }
 # the other entries of an answer must equal those of the question and the site, which a round compares
 ANSWER = {
-    "error": Entry(_is_name, _NAME, is_optional=True),
-    "text": Entry(_is_text, "text", is_optional=True),
+    "error": HeaderEntry(_is_name, _NAME, is_optional=True),
+    "text": HeaderEntry(_is_text, "text", is_optional=True),
 }
 
 
-def check_header(header: Header, declared: Mapping[str, Entry]) -> None:
+def check_header(header: Header, declared: Mapping[str, HeaderEntry]) -> None:
     """Refuse a header that lacks an entry, or has one with an unexpected type or size; name it."""
     for name, (is_valid, words, is_optional) in declared.items():
         if not (is_valid(header[name]) if name in header else is_optional):

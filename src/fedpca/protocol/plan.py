@@ -18,7 +18,7 @@ from typing import Any
 
 from fedpca.errors import MessageError
 
-DOMAIN = b"fedpca declared plan, version 1\0"
+PLAN_DOMAIN = b"fedpca declared plan, version 1\0"
 DECLARE = "declare_run"  # takes the place of a question's name
 # also in place of a name, before the first question of a run with secure sums
 AGREE = "agree_on_keys"
@@ -26,8 +26,8 @@ SECURE = "secure"  # the privacy setting that asks for secure sums
 PRIVATE = "differential"  # the privacy settings of a differentially private run
 MAX_PLAN_BYTES = 1 << 20  # a plan lists sites, and perhaps numbers of components by site
 MAX_PURPOSE = 500  # characters
-MAX_NAME = 100  # characters in the name of a run or a program
-MAX_ROUNDS = 10**6  # more rounds than any program takes
+MAX_RUN_NAME_CHARS = 100  # characters in the name of a run or a program
+MAX_PLAN_ROUNDS = 10**6  # more rounds than any program takes
 NO_KEY = ""  # the fingerprint of a site in the coordinator's own process
 
 
@@ -88,7 +88,7 @@ class RunPlan:
     @property
     def max_rounds(self) -> int:
         """Return the maximum number of rounds that the solver may take."""
-        return int(self.parameters.get("max_rounds", MAX_ROUNDS))
+        return int(self.parameters.get("max_rounds", MAX_PLAN_ROUNDS))
 
     @property
     def digest(self) -> str:
@@ -98,7 +98,7 @@ class RunPlan:
     @property
     def statement(self) -> bytes:
         """Return the bytes that the coordinator signs."""
-        return DOMAIN + self.to_bytes()
+        return PLAN_DOMAIN + self.to_bytes()
 
     def to_bytes(self) -> bytes:
         """Encode the plan; the same plan always has the same bytes."""
@@ -123,9 +123,9 @@ class RunPlan:
         texts = (self.run, self.program, self.purpose)
         if not all(isinstance(text, str) for text in texts) or not self.run or not self.program:
             raise MessageError("the plan must name its run and its program")
-        if max(len(self.run), len(self.program)) > MAX_NAME:
+        if max(len(self.run), len(self.program)) > MAX_RUN_NAME_CHARS:
             raise MessageError(
-                f"the plan has a name of more than {MAX_NAME} characters; shorten it"
+                f"the plan has a name of more than {MAX_RUN_NAME_CHARS} characters; shorten it"
             )
         tables = (self.parameters, self.sites, self.privacy)
         if not all(isinstance(table, dict) for table in tables):
@@ -154,7 +154,7 @@ class RunPlan:
                 f"the plan's purpose has more than {MAX_PURPOSE} characters; shorten it"
             )
         rounds = self.parameters.get("max_rounds", 1)
-        if not isinstance(rounds, int) or not 1 <= rounds <= MAX_ROUNDS:
+        if not isinstance(rounds, int) or not 1 <= rounds <= MAX_PLAN_ROUNDS:
             raise MessageError(
-                f"the plan's max_rounds must be a whole number from 1 to {MAX_ROUNDS:,}"
+                f"the plan's max_rounds must be a whole number from 1 to {MAX_PLAN_ROUNDS:,}"
             )

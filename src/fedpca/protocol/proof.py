@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from fedpca.errors import MessageError
 
-DOMAIN = b"fedpca signed answer, version 1\0"
+PROOF_DOMAIN = b"fedpca signed answer, version 1\0"
 NO_HEAD = "0" * 64  # before the first line, and for an answer that could not be recorded
 HEAD_BYTES, SALT_BYTES = 32, 16
-FIELDS = ("head", "digest_in", "commitment", "signature", "key")  # of a proof in a run record
+PROOF_FIELDS = ("head", "digest_in", "commitment", "signature", "key")  # of a proof in a run record
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def commitment(salt: str, digest_out: str) -> str:
 
 def statement(digest_in: str, committed: str, head: str) -> bytes:
     """Return the bytes that a site signs."""
-    return DOMAIN + b"".join(bytes.fromhex(part) for part in (digest_in, committed, head))
+    return PROOF_DOMAIN + b"".join(bytes.fromhex(part) for part in (digest_in, committed, head))
 
 
 def check_proofs(proofs: object) -> dict[str, dict[str, str]]:
@@ -64,12 +64,12 @@ def check_proofs(proofs: object) -> dict[str, dict[str, str]]:
     if not isinstance(proofs, dict):
         raise ValueError("the proofs must be a table")
     for site, proof in proofs.items():
-        is_table = isinstance(proof, dict) and set(proof) == set(FIELDS)
+        is_table = isinstance(proof, dict) and set(proof) == set(PROOF_FIELDS)
         if not is_table or not all(
             isinstance(text, str) and re.fullmatch(r"(?:[0-9a-f]{2}){32,132}", text)
             for text in proof.values()
         ):
             raise ValueError(f"the proof of site {site!r} is malformed")
-        if any(len(proof[name]) != 64 for name in FIELDS if name != "signature"):
+        if any(len(proof[name]) != 64 for name in PROOF_FIELDS if name != "signature"):
             raise ValueError(f"the proof of site {site!r} is malformed")
     return proofs

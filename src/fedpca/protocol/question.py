@@ -58,7 +58,7 @@ from fedpca.arrays import Array, Arrays, Declared, Dimensions, check_arrays, dec
 from fedpca.errors import FedpcaError, MessageError, PolicyRefused
 from fedpca.protocol.invariants import (
     TOLD,
-    Problem,
+    Contradiction,
     broken_promise,
     check_words,
     limit_of,
@@ -78,8 +78,10 @@ VERBS = ("sum", "gather")
 # leading directions; find its own directions outside each point that is asked; or separate outliers
 WORK = ("", "scatter", "factor", "summary", "climb", "separate")
 NOT_OF_SUMS = ("share", "orthonormal", "explained")  # promises that a sum does not keep
-MAX_HEADER_BYTES = 1 << 16  # an answer's header and padding, or the text of an error
-Check = Callable[[Arrays, Arrays], Problem]  # takes the answer's arrays and the question's arrays
+ANSWER_HEADER_BYTES = 1 << 16  # an answer's header and padding, or the text of an error
+AnswerCheck = Callable[
+    [Arrays, Arrays], Contradiction
+]  # takes the answer's arrays and the question's arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +99,7 @@ class Question:
     doing: str  # what a user reads instead of the name, as in "adding up squares"
     verb: str = "sum"  # or "gather"
     bounds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each asked field
-    check: Check | None = None
+    check: AnswerCheck | None = None
     times_energy: Callable[[Arrays], float | None] | None = None
     spends: Callable[[RunPlan], float] | None = None
     needs: str = ""  # the word with which a policy allows the question, beside its program's
@@ -201,7 +203,7 @@ class Question:
 
     def max_answer_bytes(self, asked: Arrays, dimensions: Dimensions) -> int:
         """Return a size that no valid answer exceeds, given the question and the known lengths."""
-        total = MAX_HEADER_BYTES
+        total = ANSWER_HEADER_BYTES
         for name, shape in self.answer_shapes(asked, dimensions).items():
             total += math.prod(shape) * np.dtype(self.answers[name].dtype).itemsize
         return min(total, MAX_BYTES)
@@ -237,7 +239,7 @@ def question(
     remembers: bool = False,
     reads_rows: bool = True,
     at_most: Mapping[str, str] | None = None,
-    check: Check | None = None,
+    check: AnswerCheck | None = None,
     times_energy: Callable[[Arrays], float | None] | None = None,
     spends: Callable[[RunPlan], float] | None = None,
     needs: str = "",

@@ -25,7 +25,7 @@ from fedpca.protocol.parameters import check_asked_words, split_words
 from fedpca.protocol.plan import RunPlan
 from fedpca.protocol.question import Question
 
-MANY = 1 << 40  # any number of repetitions, unless `Script.most` bounds it
+ANY_NUMBER = 1 << 40  # any number of repetitions, unless `Script.most` bounds it
 FEDERATED = "federated"  # the family of programs that need only sums and return the pooled result
 
 
@@ -121,7 +121,7 @@ class _Repeat(Order):
 
     def after(self, name: str) -> Order:
         # without a bound, the rest stays the same, so that equal alternatives are recognized
-        rest = self if self.most == MANY else repeat(self.part, most=self.most - 1)
+        rest = self if self.most == ANY_NUMBER else repeat(self.part, most=self.most - 1)
         return _then(self.part.after(name), rest)
 
     def next(self) -> Iterator[str]:
@@ -153,13 +153,13 @@ def maybe(*parts: Question | Order) -> Order:
     return _either([END, then(*parts)])
 
 
-def repeat(*parts: Question | Order, most: int = MANY) -> Order:
+def repeat(*parts: Question | Order, most: int = ANY_NUMBER) -> Order:
     """Return the order in which all parts are asked, one after the other, zero to ``most`` times."""
     part = then(*parts)
     return END if most < 1 or part == END else _Repeat(part, most)
 
 
-def repeat_from_once(part: Question | Order, most: int = MANY) -> Order:
+def repeat_from_once(part: Question | Order, most: int = ANY_NUMBER) -> Order:
     """Return the order in which a part is asked at least once, and at most ``most`` times."""
     return then(part, repeat(part, most=most - 1))
 
@@ -238,8 +238,8 @@ class Script:
 
     def most_times(self, name: str, n_features: int) -> int:
         """Return how many times, at most, a question may be asked, if the order sets no limit."""
-        looks = most_looks(n_features) if name in self.looks else MANY
-        return min(looks, self.most.get(name, MANY))
+        looks = most_looks(n_features) if name in self.looks else ANY_NUMBER
+        return min(looks, self.most.get(name, ANY_NUMBER))
 
 
 def most_looks(n_features: int) -> int:

@@ -18,15 +18,15 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.estimators import PersonalizedPCA
-from fedpca.report.contents import Fitted, components_of, feature_names
+from fedpca.report.contents import Fitted, described_components, feature_names
 from fedpca.report.drawing import COLORS, DASHES, GRAY, MARKERS, Drawn, label, new_axes
 from fedpca.summary.summary import Summary
 
-MAX_POINTS = 20_000  # rows in a biplot
+MAX_BIPLOT_ROWS = 20_000  # rows in a biplot
 YOURS = "your rows"
-MIN_ROWS = 3  # rows that a site needs for an ellipse
+MIN_ELLIPSE_ROWS = 3  # rows that a site needs for an ellipse
 ELLIPSE_SHARE = 0.95  # share of a site's rows in its ellipse, if they are normally distributed
-MAX_NAMED = 12  # groups that a legend can name
+MAX_LEGEND_GROUPS = 12  # groups that a legend can name
 LETTER, LINE = 0.032, 0.075  # width of a letter and height of a line, as shares of the plot's reach
 
 
@@ -108,7 +108,7 @@ class BiplotDisplay(Drawn):
             raise InputError(
                 "a biplot needs rows of your own or summaries of sites; pass X, sites, or both"
             )
-        named = components_of(fitted.facts())
+        named = described_components(fitted.facts())
         scores = np.empty((0, len(named))) if X is None else np.asarray(fitted.transform(X))
         n_scores = scores.shape[1]
         if max(components) >= n_scores or min(components) < 0 or len(set(components)) < 2:
@@ -145,11 +145,11 @@ class BiplotDisplay(Drawn):
         for number, name in enumerate(names):
             rows = self.scores[self.groups == name]
             color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-            shown = rows[:: max(1, len(self.scores) // MAX_POINTS)]
+            shown = rows[:: max(1, len(self.scores) // MAX_BIPLOT_ROWS)]
             look = {"color": color, "marker": marker, "s": 12, "alpha": 0.5, "linewidths": 0}
             words = label(name) or (YOURS if self.ellipses else None)
             ax.scatter(*shown.T, label=words, rasterized=True, **look)
-            if len(names) > 1 and len(rows) >= MIN_ROWS:
+            if len(names) > 1 and len(rows) >= MIN_ELLIPSE_ROWS:
                 ax.plot(*Ellipse(rows.mean(axis=0), np.cov(rows.T)).points(), color=color, lw=1.2)
         for number, (name, ellipse) in enumerate(self.ellipses.items(), start=len(names)):
             color, dashes = COLORS[number % len(COLORS)], DASHES[number % len(DASHES)]
@@ -157,7 +157,7 @@ class BiplotDisplay(Drawn):
             ax.plot(*ellipse.mean, color=color, marker=MARKERS[number % len(MARKERS)])
         self._draw_features(ax)
         ax.set(xlabel=self.labels[0], ylabel=self.labels[1])
-        if 1 < len(names) + len(self.ellipses) <= MAX_NAMED:
+        if 1 < len(names) + len(self.ellipses) <= MAX_LEGEND_GROUPS:
             ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         return self._keep(ax)
 
@@ -204,10 +204,10 @@ def ellipse_of(fitted: Fitted, summary: Summary, chosen: Sequence[int], name: st
             f"the summary of {name!r} must have the model's features, in the same order; summarize the "
             "columns of the fit, in their order"
         )
-    if summary.n < MIN_ROWS:
+    if summary.n < MIN_ELLIPSE_ROWS:
         raise InputError(
             f"the summary of {name!r} has {summary.n:g} rows, but an ellipse needs at least "
-            f"{MIN_ROWS}; omit this site"
+            f"{MIN_ELLIPSE_ROWS}; omit this site"
         )
     W = (fitted.components_[list(chosen)] / fitted.scale_).T
     spread = np.sqrt(summary.eigenvalues)[:, None] * (summary.directions @ W)

@@ -21,11 +21,11 @@ from fedpca.protocol.printable import printable
 from fedpca.protocol.question import find_question
 from fedpca.report.remaining import Remaining
 
-MAX_SITES = 200  # sites that are listed; those that need somebody's attention come first
-MAX_POINTS = 400  # residuals in the plot
-MAX_BARS = 80  # rounds whose bytes are drawn
+MAX_LISTED_SITES = 200  # sites that are listed; those that need somebody's attention come first
+MAX_DRAWN_RESIDUALS = 400  # residuals in the plot
+MAX_DRAWN_ROUNDS = 80  # rounds whose bytes are drawn
 MAX_LINES = 12  # lines of a server's log
-BAD, WAITING, BUSY, GOOD, PLAIN = "bad", "waiting", "busy", "good", "plain"  # styles of words
+BAD, WAITING, BUSY, GOOD, UNSTYLED = "bad", "waiting", "busy", "good", "plain"  # styles of words
 
 
 class Feed:
@@ -157,7 +157,7 @@ class RunBoard:
             left, words = self._remaining.rounds_left, self._remaining.in_words
             number, doing, run = self._round, self._doing, self._run
         up, down = (sum(column) for column in zip(*crossed, strict=True)) if crossed else (0, 0)
-        bars = crossed[-MAX_BARS:]
+        bars = crossed[-MAX_DRAWN_ROUNDS:]
         to_go = words.replace(" left", "") or "not known yet"
         tone = BUSY if outcome is None else GOOD if outcome[1] else BAD
         state = printable(outcome[0], 2000) if outcome else f"{doing[:1].upper()}{doing[1:]}"
@@ -192,7 +192,7 @@ class RunBoard:
         points = [(r, value) for r, value in residuals if value > 0]
         if len(points) < 2:
             return None
-        step = -(-len(points) // MAX_POINTS)
+        step = -(-len(points) // MAX_DRAWN_RESIDUALS)
         shown = points[::-step][::-1]  # the last point is always included
         is_expected = left is not None and not is_over and self._tol > 0
         end = number + left if is_expected and left is not None else None
@@ -225,9 +225,10 @@ def _sites(
     return {
         "counts": f"{n_here:,} of {len(lines):,} online",
         "rows": [
-            (printable(n), s, tone, printable(t, 400)) for _, n, s, tone, t in lines[:MAX_SITES]
+            (printable(n), s, tone, printable(t, 400))
+            for _, n, s, tone, t in lines[:MAX_LISTED_SITES]
         ],
-        "more": max(0, len(lines) - MAX_SITES),
+        "more": max(0, len(lines) - MAX_LISTED_SITES),
     }
 
 
@@ -282,9 +283,10 @@ class ServerBoard:
             "sites": {
                 "counts": f"{n_here:,} of {len(online):,} online",
                 "rows": [
-                    (printable(n), s, t, printable(u, 400)) for _, n, s, t, u in rows[:MAX_SITES]
+                    (printable(n), s, t, printable(u, 400))
+                    for _, n, s, t, u in rows[:MAX_LISTED_SITES]
                 ],
-                "more": max(0, len(rows) - MAX_SITES),
+                "more": max(0, len(rows) - MAX_LISTED_SITES),
             },
             "curve": None,
             "bytes": [],

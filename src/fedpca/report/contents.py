@@ -15,7 +15,7 @@ from fedpca.summary.summary import Summary
 Fitted = FederatedPCA | PersonalizedPCA | RobustPCA | StreamingPCA
 
 
-def components_of(facts: Sections) -> Sequence[Component]:
+def described_components(facts: Sections) -> Sequence[Component]:
     """Return the components among the facts of a model or summary, in order."""
     records = find(facts, "components", Records)
     return () if records is None else [Component(*row) for row in records.rows]
@@ -36,7 +36,7 @@ def components_as_csv(fitted: Fitted | Summary) -> str:
     """Return the components as CSV, with one line for each component and feature."""
     lines = (
         (c.site, c.component, c.variance, c.share, name, loading)
-        for c in components_of(fitted.facts())
+        for c in described_components(fitted.facts())
         for name, loading in c.loadings.items()
     )
     return as_csv(("site", "component", "variance", "share", "feature", "loading"), lines)

@@ -17,7 +17,7 @@ from fedpca.errors import InputError
 from fedpca.estimators.diagnosis import Diagnosis, diagnose
 from fedpca.estimators.federated import FederatedPCA
 from fedpca.models.control_limits import ControlLimits
-from fedpca.report.biplot import MAX_POINTS, apart
+from fedpca.report.biplot import MAX_BIPLOT_ROWS, apart
 from fedpca.report.contents import Fitted
 from fedpca.report.drawing import BLUE, COLORS, GRAY, MARKERS, ORANGE, Drawn, decades, new_axes
 from fedpca.report.drawing import label as name_in_plot
@@ -26,7 +26,7 @@ from fedpca.summary.summary import Summary
 
 MAX_LABELS = 12  # labels of rows or sites in one plot
 MIN_AREA, MORE_AREA = 25.0, 300.0  # a site's mark: MIN + MORE * its share of rows, in points^2
-LEAST = 1e-3  # smallest ratio on a logarithmic axis
+LEAST_RATIO = 1e-3  # smallest ratio on a logarithmic axis
 
 
 @dataclass
@@ -90,7 +90,7 @@ class ControlChartDisplay(Drawn):
         x, y = self._times_limit(self.t2, self.limits.t2), self._times_limit(self.q, self.limits.q)
         is_beyond = (x > 1) | (y > 1)
         names = np.unique(self.groups)
-        step = max(1, int((~is_beyond).sum()) // MAX_POINTS)
+        step = max(1, int((~is_beyond).sum()) // MAX_BIPLOT_ROWS)
         for number, name in enumerate(names):
             own = self.groups == name
             color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
@@ -108,7 +108,7 @@ class ControlChartDisplay(Drawn):
         for line in (ax.axvline, ax.axhline):
             line(1, color=GRAY, linestyle="--", linewidth=1)
         for axis, values in (("x", x), ("y", y)):
-            decades(ax, axis, max(LEAST, values.min()) / 1.6, max(2.0, 1.6 * values.max()))
+            decades(ax, axis, max(LEAST_RATIO, values.min()) / 1.6, max(2.0, 1.6 * values.max()))
         ax.set(xlabel="T2 / limit", ylabel="Q (SPE) / limit")
         farthest = np.argsort(-np.maximum(x, y), kind="stable")[:MAX_LABELS]
         for row in farthest[is_beyond[farthest]]:
@@ -121,7 +121,7 @@ class ControlChartDisplay(Drawn):
 
     @staticmethod
     def _times_limit(values: Array, limit: float) -> Array:
-        return np.maximum(values / limit if limit > 0 else np.zeros(len(values)), LEAST)
+        return np.maximum(values / limit if limit > 0 else np.zeros(len(values)), LEAST_RATIO)
 
 
 @dataclass
@@ -180,7 +180,7 @@ class SiteMapDisplay(Drawn):
     def plot(self, ax: Any = None) -> Self:
         """Draw a mark for each site, sized by its share of rows, and lines at the chance value of 1."""
         ax = new_axes(ax, (6.0, 5.0))
-        x, y = (np.maximum(each, LEAST) for each in (self.means_apart, self.spreads_apart))
+        x, y = (np.maximum(each, LEAST_RATIO) for each in (self.means_apart, self.spreads_apart))
         area = MIN_AREA + MORE_AREA * self.rows
         looks = ((~self.odd, BLUE, "o", "like the others"), (self.odd, ORANGE, "D", "odd"))
         for chosen, color, marker, label in looks:

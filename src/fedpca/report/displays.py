@@ -20,7 +20,7 @@ from fedpca.estimators import StreamingPCA
 from fedpca.estimators.diagnosis import Diagnosis
 from fedpca.facts import Records, Section, Sections, find
 from fedpca.linalg.rank_rules import RankComparison
-from fedpca.report.contents import Fitted, components_of, run_of
+from fedpca.report.contents import Fitted, described_components, run_of
 from fedpca.report.drawing import (
     AT_RIGHT_EDGE,
     BLUE,
@@ -38,9 +38,9 @@ from fedpca.summary.summary import Summary
 
 OF_VARIANCE = "share of the site's variance"
 OF_ENTRIES = "share of outliers among the site's entries"
-SHARES = ("site_variance", "site_variance_ratio", "sparse_share")  # what models know of sites
+SITE_SHARES = ("site_variance", "site_variance_ratio", "sparse_share")  # what models know of sites
 PARTS = ("shared", "local", "explained", "outliers")  # the columns that are drawn
-MAX_BARS = 40  # components in a scree plot
+MAX_SCREE_COMPONENTS = 40  # components in a scree plot
 
 
 @dataclass
@@ -92,7 +92,7 @@ class ScreeDisplay(Drawn):
         """
         if diagnosis is not None:
             most = min(
-                MAX_BARS,
+                MAX_SCREE_COMPONENTS,
                 max([2 * len(diagnosis.model.components_), *diagnosis.ranks.ranks.values()]) + 2,
             )
             shares = diagnosis.variances[:most] / (diagnosis.total_variance or 1.0)
@@ -100,7 +100,9 @@ class ScreeDisplay(Drawn):
             n_kept = len(diagnosis.model.components_)
             return cls(names, shares, ranks=diagnosis.ranks, n_kept=n_kept).plot(ax)
         facts, run = fitted.facts(), run_of(fitted)
-        components = [c for c in components_of(facts) if c.site is None][:MAX_BARS]
+        components = [c for c in described_components(facts) if c.site is None][
+            :MAX_SCREE_COMPONENTS
+        ]
         about = find(facts, "", Section) or Section("", ())
         noise = next((fact.value for fact in about.facts if fact.key == "noise_share"), None)
         is_partly_certain = bool(run.stop_reason == "uncertain" or run.privacy)
@@ -187,7 +189,7 @@ class LoadingsDisplay(Drawn):
         ax: Any = None,
     ) -> Self:
         """Draw the loadings on one component, counted from 0 as in ``components_``."""
-        components = components_of(fitted.facts())
+        components = described_components(fitted.facts())
         if not 0 <= component < len(components):
             raise InputError(
                 f"component={component} is not one of the {len(components)} components; use a number "
@@ -345,7 +347,7 @@ class SiteSharesDisplay(Drawn):
     @classmethod
     def from_estimator(cls, fitted: Fitted | Summary, *, ax: Any = None) -> Self:
         """Draw the shares that a fitted estimator has for its sites."""
-        shares = site_shares(fitted.facts())
+        shares = site_share_records(fitted.facts())
         if shares is None:
             raise InputError(
                 "this model does not have shares for its sites: the sites did not reveal them, or the "
@@ -386,7 +388,7 @@ class SiteSharesDisplay(Drawn):
         return self._keep(ax)
 
 
-def site_shares(facts: Sections) -> Records | None:
+def site_share_records(facts: Sections) -> Records | None:
     """Return what a model knows about the rows of each site, or None if it knows nothing."""
-    known = (find(facts, key, Records) for key in SHARES)
+    known = (find(facts, key, Records) for key in SITE_SHARES)
     return next((shares for shares in known if shares is not None and shares.rows), None)

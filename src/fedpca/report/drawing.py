@@ -23,7 +23,7 @@ GRAY = "#767676"
 MARKERS = "osv^DPX*"  # so that color is never the only difference
 DASHES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\")
-FORMATS = (".png", ".svg", ".pdf")
+IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
 MAX_LABEL = 32  # most characters of a name that are drawn
 AT_RIGHT_EDGE: Any = {  # places words above a line, at the right edge of the axes
     "xycoords": ("axes fraction", "data"),
@@ -143,8 +143,10 @@ def mark_ranks(ax: Any, ranks: Mapping[str, int], consensus: int | None) -> None
 
 def check_plot_file(path: Path) -> None:
     """Refuse a file name that does not end in one of the formats for plots."""
-    if path.suffix not in FORMATS:
-        raise InputError(f"{path} must end in one of {', '.join(FORMATS)}, as in {path.stem}.svg")
+    if path.suffix not in IMAGE_SUFFIXES:
+        raise InputError(
+            f"{path} must end in one of {', '.join(IMAGE_SUFFIXES)}, as in {path.stem}.svg"
+        )
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:

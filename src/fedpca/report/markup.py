@@ -12,7 +12,7 @@ from typing import Any
 from fedpca.facts import ROWS, Fact, Records, Section, in_words
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
-MAX_NAME = 80  # characters of a name in a table
+MAX_SHOWN_CHARS = 80  # characters of a name in a table
 
 
 def shown(text: object, max_chars: int = MAX_REASON_CHARS) -> str:
@@ -70,11 +70,11 @@ def as_text(fact: Fact, fewest: int) -> str:
 def sortable(name: str, heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """Return a table of names and numbers; a click on a column's title sorts it by that column."""
     top = "".join(
-        f"<th{_text(i, 1)}><button>{shown(head, MAX_NAME)}</button></th>"
+        f"<th{_text(i, 1)}><button>{shown(head, MAX_SHOWN_CHARS)}</button></th>"
         for i, head in enumerate(heads)
     )
     rows = "".join(
-        f'<tr><td class="text">{shown(line[0], MAX_NAME)}</td>'
+        f'<tr><td class="text">{shown(line[0], MAX_SHOWN_CHARS)}</td>'
         + "".join(f'<td data-value="{v!r}">{v:+.3f}</td>' for v in line[1:])
         + "</tr>"
         for line in lines
@@ -88,4 +88,4 @@ def _text(position: int, n_text: int) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else shown(value, 4 * MAX_NAME)
+    return f"{value:,}" if isinstance(value, int) else shown(value, 4 * MAX_SHOWN_CHARS)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedpca._version import __version__
-from fedpca.coordinator.ledger import Total
+from fedpca.coordinator.ledger import TrafficTotal
 from fedpca.coordinator.record import RunRecord
 from fedpca.errors import FedpcaError, InputError
 from fedpca.estimators import FederatedPCA, PersonalizedPCA, RobustPCA, StreamingPCA
@@ -37,17 +37,17 @@ from fedpca.facts import (
     size,
 )
 from fedpca.protocol.question import find_question
-from fedpca.report.contents import Fitted, components_of, run_of
+from fedpca.report.contents import Fitted, described_components, run_of
 from fedpca.report.displays import (
     ConvergenceDisplay,
     LoadingsDisplay,
     ScreeDisplay,
     SiteSharesDisplay,
-    site_shares,
+    site_share_records,
 )
 from fedpca.report.drawing import as_svg
 from fedpca.report.markup import (
-    MAX_NAME,
+    MAX_SHOWN_CHARS,
     as_text,
     paragraphs,
     records_as_table,
@@ -61,9 +61,10 @@ from fedpca.site.policy import JOINING
 from fedpca.summary.summary import Summary
 
 MAX_LOADINGS = 2000  # features in the table of loadings; `fedpca info --csv` prints all
-MAX_COMPONENTS = 10  # columns in the table of loadings
+MAX_LOADINGS_COLUMNS = 10  # columns in the table of loadings
 MAX_PLOTS = 4  # components whose loadings are drawn
-MAX_SITES = 40  # if there are more, their shares are not drawn, and their names are not listed
+# if there are more, their shares are not drawn, and their names are not listed
+MAX_NAMED_SITES = 40
 PACKAGES = ("numpy", "scipy", "scikit-learn")
 
 CARDS = ("n_rows", "n_features", "n_components", "explained")  # facts at the top of the page
@@ -102,7 +103,7 @@ def _sections(
     cautions = find(facts, "warnings", Records)
     for row in () if cautions is None else cautions.rows:
         yield f'<p class="warning">{shown(row[0])}</p>'
-    components = components_of(facts)
+    components = described_components(facts)
     if components:
         yield "<h2>Components</h2>"
         columns = ("site", "component", "variance", "share", "cumulative")
@@ -162,8 +163,8 @@ def _plots(
     for number, component in enumerate(components[:MAX_PLOTS]):
         title = f"Features with the largest loadings on component {component.title}"
         drawn.append((title, LoadingsDisplay.from_estimator(fitted, number, n_features=10)))
-    if len(run.sites) <= MAX_SITES:
-        shares = site_shares(fitted.facts())
+    if len(run.sites) <= MAX_NAMED_SITES:
+        shares = site_share_records(fitted.facts())
         if shares is not None:
             drawn.append((shares.title, SiteSharesDisplay.from_estimator(fitted)))
     if run.history:
@@ -178,7 +179,7 @@ def _plots(
 
 
 def _loadings(components: Sequence[Component]) -> Iterator[str]:
-    columns, names = list(components[:MAX_COMPONENTS]), components[0].loadings.names
+    columns, names = list(components[:MAX_LOADINGS_COLUMNS]), components[0].loadings.names
     strength = np.max([np.abs(c.loadings.array) for c in columns], axis=0)
     order = np.argsort(-strength, kind="stable")[:MAX_LOADINGS]
     left_out = []
@@ -250,7 +251,7 @@ def _crossed(run: RunRecord) -> Iterator[str]:
     yield '<p class="paper">Printed: the first lines.</p>'
 
 
-def _shape(total: Total) -> tuple[Any, ...]:
+def _shape(total: TrafficTotal) -> tuple[Any, ...]:
     """Return a shape, with a letter for each length that a site's rows may determine."""
     named: tuple[str, ...] = ()
     bounded: set[str] = set()
@@ -300,8 +301,8 @@ def _reproduce(fitted: Fitted | Summary, name: str, run: RunRecord) -> Iterator[
     if not isinstance(fitted, Summary):
         seed = f"  # seed of the run: {run.seed}" if run.history else ""
         yield f"<pre>{shown(' '.join(repr(fitted).split()))}{seed}</pre>"
-    if run.history and len(run.sites) <= MAX_SITES:
-        yield f"<p>Sites: {', '.join(shown(site, MAX_NAME) for site in run.sites)}</p>"
+    if run.history and len(run.sites) <= MAX_NAMED_SITES:
+        yield f"<p>Sites: {', '.join(shown(site, MAX_SHOWN_CHARS) for site in run.sites)}</p>"
     yield f"<pre>{_commands(fitted, name)}</pre>"
     yield (
         f'<p class="soft">This page was written by fedpca {__version__} with {", ".join(versions)}, '

@@ -17,8 +17,8 @@ from fedpca.linalg.rank_rules import RankComparison
 from fedpca.report.diagnostic_displays import SiteMapDisplay, StabilityDisplay
 from fedpca.report.markup import paragraphs, records_as_table, shown, table
 
-MAX_COMPONENTS = 10  # components whose features are listed
-MAX_SITES = 40  # sites that are listed
+MAX_CONTRIBUTIONS = 10  # components whose features are listed
+MAX_COMPARED_SITES = 40  # sites that are listed
 N_PRINTED = 5  # rows of a table on paper, as in page.html
 COLUMNS = (
     *("site", "by_mean", "explained", "angles_degrees", "means_apart", "spreads_apart"),
@@ -30,7 +30,7 @@ def diagnosis_part(fitted: FederatedPCA | StreamingPCA, found: Diagnosis | None)
     """Yield what follows from a model and, if there is a diagnosis, what it found."""
     features, _ = contributions(fitted, None if found is None else found.cos2())
     yield f"<p>{shown(features.title)}:</p>"
-    yield records_as_table(features, "diagnosis features", MAX_COMPONENTS)
+    yield records_as_table(features, "diagnosis features", MAX_CONTRIBUTIONS)
     if isinstance(fitted, FederatedPCA):
         yield f"<p>{LIMITS}.</p>"
         yield from paragraphs(limits_section(fitted if found is None else found), 0)
@@ -42,7 +42,7 @@ def diagnosis_part(fitted: FederatedPCA | StreamingPCA, found: Diagnosis | None)
 
 def site_plots(found: Diagnosis) -> list[tuple[str, Any]]:
     """Return titled plots of the sites; their marks have one size, which tells no row count."""
-    if found.sites is None or len(found.sites.sites) > MAX_SITES:
+    if found.sites is None or len(found.sites.sites) > MAX_COMPARED_SITES:
         return []
     drawn = SiteMapDisplay.from_diagnosis(found, sized=False)
     return [
@@ -59,8 +59,8 @@ def _facts_of_sites(found: Diagnosis) -> Iterator[str]:
         yield f"<p>There is no map of sites: {shown(found.why_no_sites)}</p>"
         return
     yield f"<p>How the sites compare. {shown(sites.note)}.</p>"
-    yield records_as_table(sites.only(*COLUMNS), "diagnosis", MAX_SITES)
-    for row in cautions.rows[:MAX_SITES]:
+    yield records_as_table(sites.only(*COLUMNS), "diagnosis", MAX_COMPARED_SITES)
+    for row in cautions.rows[:MAX_COMPARED_SITES]:
         yield f'<p class="warning odd">{shown(row[0])}.</p>'
     if len(sites.rows) > N_PRINTED:
         yield '<p class="paper">Printed: the sites that the components depend on most.</p>'

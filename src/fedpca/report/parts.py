@@ -15,10 +15,10 @@ from fedpca.report.contents import Fitted, feature_names
 from fedpca.report.drawing import Drawn, divided, label, new_axes
 from fedpca.summary.summary import Summary
 
-TITLES = ("rows", "low-rank part", "outliers")
-MAX_NAMED = 15  # the axis has no room for the names of more features
+PART_TITLES = ("rows", "low-rank part", "outliers")
+MAX_LABELED_FEATURES = 15  # the axis has no room for the names of more features
 SHADES = "PuOr"  # two colors that everybody can tell apart, with white in the middle
-MISSING = "#bdbdbd"
+MISSING_COLOR = "#bdbdbd"
 USUAL_SHARE = 0.98  # share of the low-rank part's entries that lie within the range of shades
 
 
@@ -95,12 +95,12 @@ class PartsDisplay(Drawn):
         sizes = np.abs(self.parts[1])
         most = float(np.nanquantile(sizes, USUAL_SHARE)) if sizes.size else 0.0
         image = None
-        for each, title, part in zip(self.axes_, TITLES, self.parts, strict=True):
-            each.set_facecolor(MISSING)
+        for each, title, part in zip(self.axes_, PART_TITLES, self.parts, strict=True):
+            each.set_facecolor(MISSING_COLOR)
             look = {"vmin": -2 * most or -1.0, "vmax": 2 * most or 1.0, "cmap": SHADES}
             image = each.imshow(part, aspect="auto", interpolation="nearest", **look)
             each.set_title(title, fontsize=10)
-            if d <= MAX_NAMED:
+            if d <= MAX_LABELED_FEATURES:
                 names = [label(name) for name in self.features]
                 each.set_xticks(np.arange(d), names, rotation=90, fontsize=6)
             else:

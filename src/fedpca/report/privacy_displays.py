@@ -13,7 +13,7 @@ from fedpca.audit.exposures import Leakage
 from fedpca.errors import InputError
 from fedpca.estimators import FederatedPCA, StreamingPCA
 from fedpca.privacy.gaussian import Privacy
-from fedpca.report.contents import Fitted, components_of, run_of
+from fedpca.report.contents import Fitted, described_components, run_of
 from fedpca.report.drawing import (
     AT_RIGHT_EDGE,
     BLUE,
@@ -29,8 +29,8 @@ from fedpca.report.drawing import (
 from fedpca.solvers.private.utility import expected_share
 from fedpca.summary.summary import Summary
 
-TITLES = {"seen": "listener sees each answer", "summed": "listener sees sums over sites"}
-EPSILONS = tuple(float(epsilon) for epsilon in np.geomspace(0.1, 100, 13))
+LISTENER_TITLES = {"seen": "listener sees each answer", "summed": "listener sees sums over sites"}
+PLOTTED_EPSILONS = tuple(float(epsilon) for epsilon in np.geomspace(0.1, 100, 13))
 
 
 @dataclass
@@ -69,7 +69,7 @@ class LeakDisplay(Drawn):
     def from_leakage(cls, leakage: Leakage, *, ax: Any = None) -> Self:
         """Draw what `fedpca.audit.leakage.audit` found."""
         curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
-        for listener in TITLES:
+        for listener in LISTENER_TITLES:
             curves[listener] = {}
             for solver in leakage.solvers:
                 errors = {s: leakage.best(solver, listener, s).error for s in leakage.sites}
@@ -93,7 +93,7 @@ class LeakDisplay(Drawn):
             each.axhline(
                 self.guess, color=GRAY, linestyle="--", linewidth=1, label="guess without messages"
             )
-            each.set(xscale="log", yscale="log", title=TITLES[listener], xlabel="rounds")
+            each.set(xscale="log", yscale="log", title=LISTENER_TITLES[listener], xlabel="rounds")
             each.set_ylim(floor / 2, 3 * max(1.0, self.guess))
         self.axes_[0].set_ylabel("relative error in a site's covariance")
         for each in self.axes_[1:]:
@@ -138,7 +138,7 @@ class UtilityDisplay(Drawn):
         *,
         delta: float | None = None,
         row_bound: float | None = None,
-        epsilons: Sequence[float] = EPSILONS,
+        epsilons: Sequence[float] = PLOTTED_EPSILONS,
         ax: Any = None,
     ) -> Self:
         """Draw what `expected_share` returns for rows with the variances that the model found.
@@ -156,7 +156,7 @@ class UtilityDisplay(Drawn):
                 "row_bound"
             )
         variances, n = _spectrum(fitted)
-        k, sites = len(components_of(fitted.facts())), run_of(fitted).sites
+        k, sites = len(described_components(fitted.facts())), run_of(fitted).sites
         shares = [
             expected_share(Privacy(epsilon, delta, row_bound), variances, n, k, len(sites) or 1)
             for epsilon in epsilons

@@ -19,10 +19,10 @@ from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.in_memory import Rows, is_sparse, rows_per_block
 
-GRID_BITS = 18  # the radius is 2^18 steps of the grid
-RADIUS = 1 << GRID_BITS  # radius of the ball, in steps of the grid
+RADIUS_BITS = 18  # the radius is 2^18 steps of the grid
+RADIUS = 1 << RADIUS_BITS  # radius of the ball, in steps of the grid
 # products of this many rows add up without rounding in float64
-MAX_EXACT_ROWS = 1 << (53 - 2 * GRID_BITS)
+MAX_EXACT_ROWS = 1 << (53 - 2 * RADIUS_BITS)
 # at all sites together; sums of products of so many rows, and noise, fit in int64
 MAX_ROWS = 1 << 25
 

@@ -85,11 +85,13 @@ class Centered(NamedTuple):
             raw = (self.rows * self.rows).sum(axis=0)
         else:
             raw = np.einsum("ij,ij->j", self.rows, self.rows)
+        # the cross term is 2 m (sums + w m), because the stored rows are Y plus roots times the shift
         return np.asarray(raw - self.shift * (2 * self.sums() + self.weight * self.shift))
 
     def overflows(self, others: float) -> bool:
         """Return whether ``others`` plus the sum of squares of the stored values overflows."""
         values = np.ravel(self.rows.data if is_sparse(self.rows) else self.rows)
+        # settles almost every block without squaring its values
         if max(others, values.max(initial=0.0), -values.min(initial=0.0)) < MAX_SAFE_VALUE:
             return False
         with np.errstate(over="ignore"):
@@ -160,6 +162,8 @@ def center_block(block: Block, mean: Array, full: Array | None = None) -> Center
         full = full_columns(block)
     if not full.any():
         return Centered(block, mean)
+    # a zero in a column bounds by how much its mean exceeds its spread; without one, all digits could
+    # cancel
     shifted = block.copy()
     shifted.data -= np.where(full, mean, 0.0)[block.indices]
     return Centered(shifted, np.where(full, 0.0, mean))
@@ -191,12 +195,15 @@ class Mean(NamedTuple):
         if not self.n or not other.n:
             return (self if self.n else other), no_row
         n = self.n + other.n
+        # the difference of high parts within a factor of two is exact, so that digits at a large offset
+        # are those of the low parts
         distance = (other.high - self.high) + (other.low - self.low)
         if not distance.any():
             return self._replace(n=n), no_row
         step = self.low + other.n / n * distance
         high = self.high + step
         added = high - self.high
+        # what rounding `high` has lost, found exactly, as in the two-sum of Knuth
         low = (self.high - (high - added)) + (step - added)
         return Mean(n, high, low), np.sqrt(self.n * other.n / n) * distance[None]
 

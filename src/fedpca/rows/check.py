@@ -16,15 +16,15 @@ from fedpca.protocol.invariants import MAX_VALUE
 from fedpca.rows.columns import matching_order, some_of
 from fedpca.rows.gaps import ERROR
 from fedpca.rows.genotypes.genotype_rows import GenotypeRows
-from fedpca.rows.genotypes.variants import common_variants, in_words
+from fedpca.rows.genotypes.variants import common_variants, left_out_in_words
 from fedpca.rows.in_memory import Block, Rows, is_sparse
 from fedpca.rows.rare import look_for_few
 
-MIN_ROWS = 2  # at all sites together
+MIN_TOTAL_ROWS = 2  # at all sites together
 MIN_NUMBERED_ROWS = 3  # with fewer rows, measurements may look like row numbers
 
-MAX_COLUMNS = 20  # columns that are listed one by one
-MAX_NAMED = 50  # rare columns that a finding names
+MAX_LISTED_COLUMNS = 20  # columns that are listed one by one
+MAX_RARE_COLUMNS = 50  # rare columns that a finding names
 
 
 class Finding(NamedTuple):
@@ -65,7 +65,7 @@ class Examined:
         """Return what was found in each column of a site, those with the most bad values first."""
         names = self.names(self.n_nan >= 0)
         n_bad = self.n_nan + self.n_infinite
-        is_short = len(names) <= MAX_COLUMNS
+        is_short = len(names) <= MAX_LISTED_COLUMNS
         order = range(len(names)) if is_short else np.argsort(-n_bad, kind="stable")
         rows = [
             (
@@ -77,7 +77,9 @@ class Examined:
             )
             for i in order
         ]
-        return Records(f"columns.{site}", COLUMN, rows, f"Columns of {site}", n_shown=MAX_COLUMNS)
+        return Records(
+            f"columns.{site}", COLUMN, rows, f"Columns of {site}", n_shown=MAX_LISTED_COLUMNS
+        )
 
 
 @dataclass(frozen=True)
@@ -262,8 +264,8 @@ def few_findings(name: str, rows: Rows, min_count: int) -> list[Finding]:
     elif few.rare:
         texts.append(
             f"fewer than {min_count} rows differ from the most frequent value in columns "
-            f"{some_of(few.rare, MAX_NAMED)}, and {refuses}; agree with all sites to leave these "
-            "columns out with --drop"
+            f"{some_of(few.rare, MAX_RARE_COLUMNS)}, and {refuses}; agree with all sites to leave "
+            "these columns out with --drop"
         )
     return [Finding(name, text, False) for text in texts]
 
@@ -282,8 +284,8 @@ def findings_between(sites: Mapping[str, Examined]) -> list[Finding]:
             except InputError as error:
                 findings.append(Finding(name, str(error), True))
         n_rows = sum(site.n_rows for site in sites.values())
-        if n_rows < MIN_ROWS:
-            text = f"there are {n_rows} rows in all; a fit needs at least {MIN_ROWS}"
+        if n_rows < MIN_TOTAL_ROWS:
+            text = f"there are {n_rows} rows in all; a fit needs at least {MIN_TOTAL_ROWS}"
             findings.append(Finding("all sites", text, True))
     return findings
 
@@ -296,7 +298,7 @@ def _findings_between_cohorts(sites: Mapping[str, Examined]) -> list[Finding]:
         return [Finding("all sites", str(error), True)]
     if not left_out:
         return []
-    text = f"{len(kept):,} variants are common; a fit leaves out {in_words(left_out)}"
+    text = f"{len(kept):,} variants are common; a fit leaves out {left_out_in_words(left_out)}"
     return [Finding("all sites", text, False)]
 
 

@@ -76,6 +76,8 @@ def column_totals(
             weight += float(each.sum())
             if missing == MEAN and has_gaps(block):
                 gaps = gaps_of(block)
+                # in rows as well as in weight, because only the rows tell without rounding that no
+                # value is left
                 n_absent += np.ones(block.shape[0]) @ gaps
                 absent += each @ gaps
                 block = filled(block, np.zeros(d))

@@ -18,13 +18,13 @@ from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import threads_for
 from fedpca.linalg.dense import orth, outside, top_eigen
 from fedpca.linalg.grid import norms_left, to_grid
-from fedpca.linalg.krylov import NEGLIGIBLE, leading_eigen
+from fedpca.linalg.krylov import NEGLIGIBLE_DIRECTION, leading_eigen
 from fedpca.rows.standardized import StandardizedRows
 
 MAX_DENSE_SIDE = 256  # up to this many features or rows, LAPACK is faster than a Krylov space
 MAX_DENSE_BYTES = 64 << 20  # a few rows are made dense if they take at most this much
 TOL = 1e-11  # residual, as a fraction of the largest eigenvalue
-MAX_PRODUCTS = 300
+MAX_LEADING_PRODUCTS = 300
 
 
 def leading_directions(
@@ -52,7 +52,8 @@ def leading_directions(
         values, V = _by_rows(rows, U, k)
     else:
         values, V = _by_products(rows, U, k, tol)
-    is_kept = values > NEGLIGIBLE * energy
+    # compared with the energy, since the largest eigenvalue outside U may itself be a rounding error
+    is_kept = values > NEGLIGIBLE_DIRECTION * energy
     values, V = values[is_kept], V[:, is_kept]
     if not V.size or not U.size:
         return values, V
@@ -63,6 +64,7 @@ def leading_directions(
 
 def _by_features(rows: StandardizedRows, U: Array, k: int) -> tuple[Array, Array]:
     M = outside(U, outside(U, rows.gram()).T)
+    # projected from both sides, M is symmetric but for rounding
     return top_eigen((M + M.T) / 2, k)
 
 
@@ -78,15 +80,17 @@ def _by_rows(rows: StandardizedRows, U: Array, k: int) -> tuple[Array, Array]:
     found = B @ C
     shares = rows.shares(found.shape, U)
     to_grid(found, norms_left(norms, U), np.ones(C.shape[1]), n_terms, shares)
+    # squares of what is left on the grid, since the eigenvalues of B'B have more digits than may show
     return np.einsum("dk,dk->k", found, found), orth(found)
 
 
 def _by_products(rows: StandardizedRows, U: Array, k: int, tol: float) -> tuple[Array, Array]:
+    # always the same start, because a restarted site must find the same bits
     block = np.random.default_rng(0).standard_normal((rows.n_features, k))
     with threads_for(block):
         start = orth(outside(U, block))
     times = partial(_outside_product, rows, U)
-    return leading_eigen(times, start, k, tol=tol, most=MAX_PRODUCTS)
+    return leading_eigen(times, start, k, tol=tol, most=MAX_LEADING_PRODUCTS)
 
 
 def _outside_product(rows: StandardizedRows, U: Array, Z: Array) -> Array:

@@ -54,8 +54,8 @@ MAX_TOGETHER = 8  # rows of a set; larger sets are not looked for
 MAX_FIRST = 2000  # rows with the largest leverages for which a set is looked for
 KEPT_BYTES = 64 << 20  # rows with the largest leverages that may be in a set
 # a leverage that is only bounded must be this share below a limit, and so must sums of entries of H
-MARGIN = 0.1
-ROUNDING = 1e-3  # by less than this, rounding changes a leverage
+LIMIT_MARGIN = 0.1
+LEVERAGE_ROUNDING = 1e-3  # by less than this, rounding changes a leverage
 # square of a length; if all directions are longer, a Cholesky factor gives leverages to 1e-7, and
 # costs less than eigenvectors
 LONG = 2.0**-20
@@ -119,9 +119,10 @@ def look_for_alone(
     if not columns.size:
         return found
     n_together = min(m - 1, MAX_TOGETHER)
-    limit = (1 - MARGIN) * min(most, ALONE / max(1, n_together))
+    limit = (1 - LIMIT_MARGIN) * min(most, ALONE / max(1, n_together))
     products = shares.products[np.ix_(columns, columns)]
     norms = np.sqrt(products.diagonal())
+    # leverages do not depend on units, but the condition of what they are computed from does
     correlations = products / norms / norms[:, None]
     farthest = shares.farthest(columns, norms)
     if _is_above(correlations, farthest / (limit - shares.of_weight)):
@@ -144,7 +145,7 @@ def look_for_alone(
         name(found.of_row, scores[own > most * (1 - of_weight)])
         largest = max(largest, float((own + of_weight).max(initial=0.0)))
     # without the rows of a set, there must be more rows than directions
-    may_be_in_sets = n_together > 1 and largest > (1 - ROUNDING) * ALONE / n_together
+    may_be_in_sets = n_together > 1 and largest > (1 - LEVERAGE_ROUNDING) * ALONE / n_together
     if may_be_in_sets and shares.n_rows - n_together > rank + 1:
         scores_again = _scores(rows, missing, shares, columns, basis)
         for direction in _sets(_kept(scores_again, rank + 1, n_together), n_together):
@@ -152,7 +153,7 @@ def look_for_alone(
     return found
 
 
-class Basis(NamedTuple):
+class LeverageBasis(NamedTuple):
     """The matrix that turns rows about their mean into rows of U, with ``U'U = I``."""
 
     matrix: Array
@@ -161,12 +162,12 @@ class Basis(NamedTuple):
 
 def _basis(
     rows: Rows, missing: int, shares: Shares, columns: Array, norms: Array, correlations: Array
-) -> Basis:
+) -> LeverageBasis:
     if _is_above(correlations, LONG):
         root = np.linalg.inv(np.linalg.cholesky(correlations)).T
-        return Basis(np.triu(root) / norms[:, None], is_triangular=True)
+        return LeverageBasis(np.triu(root) / norms[:, None], is_triangular=True)
     values, vectors = np.linalg.eigh(correlations)
-    basis = Basis(vectors / norms[:, None] / np.sqrt(np.maximum(values, SHORT)), False)
+    basis = LeverageBasis(vectors / norms[:, None] / np.sqrt(np.maximum(values, SHORT)), False)
     if values[0] >= SHORT:
         return basis
     gram = np.zeros_like(correlations)
@@ -174,7 +175,7 @@ def _basis(
         gram += scores.T @ scores
     values, vectors = np.linalg.eigh(gram)
     stays = values >= SHORT
-    return Basis(basis.matrix @ (vectors[:, stays] / np.sqrt(values[stays])), False)
+    return LeverageBasis(basis.matrix @ (vectors[:, stays] / np.sqrt(values[stays])), False)
 
 
 def _is_above(matrix: Array, least: float) -> bool:
@@ -189,7 +190,7 @@ def _is_above(matrix: Array, least: float) -> bool:
 
 
 def _scores(
-    rows: Rows, missing: int, shares: Shares, columns: Array, basis: Basis
+    rows: Rows, missing: int, shares: Shares, columns: Array, basis: LeverageBasis
 ) -> Iterator[tuple[Array, Array]]:
     """Yield the rows of U, and each row's share of the weight; gaps count as a typical value."""
     step = rows_per_block(rows.n_features)
@@ -215,6 +216,7 @@ def _kept(scores: Iterator[tuple[Array, Array]], width: int, n_together: int) ->
     gram = np.zeros((width, width))  # of all rows; the identity but for rounding
     kept = np.zeros((0, width))
     for own, of_weight in scores:
+        # the mean has a direction of its own, along which a row has its share of the weight
         with_weight = np.column_stack([own, np.sqrt(of_weight)])
         gram += with_weight.T @ with_weight
         kept = np.vstack([kept, with_weight])
@@ -254,7 +256,7 @@ def _may_be_in_sets(kept: Array, first: Array, size: int) -> bool:
         own = links[np.arange(len(some)), some].copy()
         links[np.arange(len(some)), some] = 0.0
         others = np.partition(links, len(kept) - n_others, axis=1)[:, len(kept) - n_others :]
-        if (own + others.sum(axis=1) > 1 - MARGIN).any():
+        if (own + others.sum(axis=1) > 1 - LIMIT_MARGIN).any():
             return True
     return False
 

@@ -61,6 +61,7 @@ class ProvisionalScatter:
             return
         if self._center is None:
             each = np.ones(block.shape[0]) if weights is None else weights
+            # any point among the rows would do; the mean of the first block costs no further reading
             self._center = np.asarray(each @ block) / each.sum()
         part = center_block(block, self._center)
         part = part if weights is None else part.weighted(weights)
@@ -77,10 +78,13 @@ class ProvisionalScatter:
             return self._gram.copy()
         shift = mean - self._center
         half = np.outer(self._sums - self._weight / 2 * shift, shift)
+        # added up first, so that the correction is symmetric to the last bit
         gram = self._gram - (half + half.T)
         squares = gram.diagonal()
+        # what the rounded mean alone leaves of a column that never changes
         rounding = self._weight * np.square(EPS * mean)
         if not (self._gram.diagonal() <= MAX_CANCELLATION * np.maximum(squares, rounding)).all():
             return None
+        # rounding may leave such a column just below zero
         np.fill_diagonal(gram, np.maximum(squares, 0.0))
         return np.asarray(gram)

@@ -30,7 +30,7 @@ from fedpca.rows.genotypes.plink_files import Genotypes
 from fedpca.rows.gpu.device_rows import device_rows, rows_on
 from fedpca.rows.in_memory import DenseRows, JoinedRows, Rows, SparseRows, is_cells, is_foreign
 from fedpca.rows.pieces import PieceRows, Pieces
-from fedpca.rows.reading import AS_STORED, Kind, Reading
+from fedpca.rows.reading import AS_STORED, OptionKind, Reading
 from fedpca.rows.weighted import WeightedRows
 from fedpca.storage.regular import refuse_special
 
@@ -74,7 +74,7 @@ def resolved(source: Any, reading: Reading) -> tuple[Any, Reading]:
     if reading.keep is not None or reading.extract is not None:
         paths = [] if reading.query is not None else paths_of(source)
         if len(paths) != 1 or kind_of(Path(paths[0])) != BED:
-            Reading(keep=reading.keep, extract=reading.extract).refuse_for(Kind.TABLE)
+            Reading(keep=reading.keep, extract=reading.extract).refuse_for(OptionKind.TABLE)
         source = Genotypes(paths[0], reading.keep, reading.extract)
     elif reading.query is not None:
         source = Query(source, reading.query)
@@ -110,13 +110,13 @@ def open_unweighted(source: Any, reading: Reading = AS_STORED) -> Rows:
     if isinstance(source, Pieces):
         return PieceRows(source, partial(open_unweighted, reading=reading))
     if is_cells(source):
-        reading.refuse_for(Kind.CELLS)
+        reading.refuse_for(OptionKind.CELLS)
         return open_cells(source, reading)
     if hasattr(source, "__arrow_c_stream__"):
-        reading.refuse_for(Kind.TABLE)
+        reading.refuse_for(OptionKind.TABLE)
         return TableRows(InMemoryTable(source), reading)
     if reading is not AS_STORED:  # there may be thousands of sites with arrays
-        reading.refuse_for(Kind.TABLE)
+        reading.refuse_for(OptionKind.TABLE)
         reading.check_unnamed()
     if sp.issparse(source):
         return SparseRows(source)
@@ -145,13 +145,13 @@ def open_path(
             )
         _refuse_copies(files)
         parts = {file: partition_of(file, path) for file in files}
-        return joined([(str(file), open_path(file, reading, parts[file])) for file in files])
+        return joined_rows([(str(file), open_path(file, reading, parts[file])) for file in files])
     if not path.exists():
         raise InputError(f"{path} does not exist; check the name")
     return _opened(path, reading, lambda: format_of(path).open(path, reading, partition))
 
 
-def joined(sources: Sequence[tuple[str, Rows]]) -> Rows:
+def joined_rows(sources: Sequence[tuple[str, Rows]]) -> Rows:
     """Return the rows of several files; refuse genotypes, whose alleles may differ between files."""
     if len(sources) == 1:
         return sources[0][1]
@@ -186,7 +186,7 @@ def open_paths(texts: Sequence[str], reading: Reading = AS_STORED) -> Rows:
     if len(paths) == 1:
         return open_path(paths[0], reading)
     _refuse_copies(paths)
-    return joined([(str(path), open_path(path, reading)) for path in paths])
+    return joined_rows([(str(path), open_path(path, reading)) for path in paths])
 
 
 def paths_of(source: Any) -> list[str]:

@@ -25,7 +25,7 @@ from fedpca.linalg.scratch import Scratch
 from fedpca.rows.in_memory import Block
 
 TILE_COLUMNS = 128  # of a tile, which has up to 512 rows and takes up to 512 KiB in float64
-# of panels, to share among threads; fixed, so that the number of threads changes no bit
+# of panels or variants, to share among threads; fixed, so that the number of threads changes no bit
 N_GROUPS = 16
 
 T = TypeVar("T")
@@ -50,6 +50,7 @@ class Panels:
         panels = []
         for start in range(0, d, TILE_COLUMNS):
             columns = slice(start, min(start + TILE_COLUMNS, d))
+            # a tile is multiplied as a whole, so one far column is reason enough to center all of them
             is_far = bool(far[columns].any())
             panels.append(Panel(columns, mean[columns], is_far))
             if not is_far:
@@ -75,6 +76,7 @@ class Panels:
 
     def add_combined(self, block: Block, W: Array, total: Array) -> None:
         """Add ``Y'W`` to ``total``, ``(d, k)``; Y holds the centered rows, and W is ``(b, k)``."""
+        # meets the last row of each tile, which holds -m, and so subtracts m (1'W)
         W = np.vstack([W, W.sum(axis=0)])
 
         def add(group: Sequence[Panel]) -> None:

@@ -24,10 +24,10 @@ TARGET_SUM = 1e4  # by default, the sum to which the values of each cell are sca
 HOW = "how"  # the parameter of a function that takes options by name, and no other names
 
 F = TypeVar("F", bound=Callable[..., Any])
-Check = Callable[[str, Any], Any]  # of an option's name and value; returns the value to keep
+OptionCheck = Callable[[str, Any], Any]  # of an option's name and value; returns the value to keep
 
 
-class Kind(Enum):
+class OptionKind(Enum):
     """The kinds of rows to which an option may or may not apply.
 
     An option for the files of one format needs a kind of its own, which the format's row in
@@ -95,11 +95,11 @@ def option(
     default: Any,
     help: str,
     *,
-    check: Check = _as_given,
+    check: OptionCheck = _as_given,
     shell: Any = str | None,
     metavar: str | None = None,
     in_python: str = "",
-    refused_for: Mapping[Kind, str] | None = None,
+    refused_for: Mapping[OptionKind, str] | None = None,
     word: str | None = None,
 ) -> Any:
     """Declare an option of a reading.
@@ -130,24 +130,24 @@ def option(
     return field(default=default, metadata={**how, **more})
 
 
-def _only(kind: Kind, reason: str) -> dict[Kind, str]:
-    return {other: reason for other in Kind if other is not kind}
+def _only(kind: OptionKind, reason: str) -> dict[OptionKind, str]:
+    return {other: reason for other in OptionKind if other is not kind}
 
 
 _ONLY_CELLS = _only(
-    Kind.CELLS,
+    OptionKind.CELLS,
     "only AnnData objects and .h5ad files have layers, marked genes, and cells to normalize; leave the "
     "option out",
 )
 _ONLY_GENOTYPES = _only(
-    Kind.GENOTYPES,
+    OptionKind.GENOTYPES,
     "keep and extract require one .bed file for each site; omit them for other rows",
 )
 
 
-def _not_genotypes(what: str) -> dict[Kind, str]:
+def _not_genotypes(what: str) -> dict[OptionKind, str]:
     reason = f"genotypes are multiplied in their packed form, and take no {what}"
-    return {Kind.GENOTYPES: f"{reason}; omit it, or choose samples with keep instead"}
+    return {OptionKind.GENOTYPES: f"{reason}; omit it, or choose samples with keep instead"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +181,7 @@ class Reading:
         check=_names_once,
         shell=list[str],
         refused_for={
-            Kind.GENOTYPES: "the .fam file already identifies the samples; omit the option id"
+            OptionKind.GENOTYPES: "the .fam file already identifies the samples; omit the option id"
         },
     )
     weight: Any = option(
@@ -306,7 +306,7 @@ class Reading:
         parts = [(words[name], _text(value)) for name, value in self.given.items() if words[name]]
         return "; ".join(f"{word} {text}" for word, text in parts)
 
-    def refuse_for(self, kind: Kind) -> None:
+    def refuse_for(self, kind: OptionKind) -> None:
         """Refuse an option that does not apply to this kind of rows."""
         given = self.given
         for each in options():

@@ -21,7 +21,7 @@ from fedpca.rows.in_memory import Block, Rows, is_sparse
 
 MAX_COLUMNS = 2000  # with more, products of all pairs of columns would take more than 32 MB
 # values added at a time, so that they stay in cache, and sparse rows take little memory
-PART_ENTRIES = 1 << 18
+SHARES_PART_ENTRIES = 1 << 18
 _ROUNDING = 1e-13  # of a sum of squares, relative to the squares of the values themselves
 
 
@@ -55,7 +55,7 @@ class Shares:
     def add(self, block: Block, weights: Array | None) -> None:
         """Add the next block of rows."""
         self.has_weights |= weights is not None
-        step = max(1, PART_ENTRIES // max(1, block.shape[1]))
+        step = max(1, SHARES_PART_ENTRIES // max(1, block.shape[1]))
         for start in range(0, block.shape[0], step):
             part = block[start : start + step]
             values = np.asarray(part.toarray() if is_sparse(part) else part, np.float64)

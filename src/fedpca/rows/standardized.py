@@ -85,6 +85,8 @@ def deviations(variance: Array, mean: Array, n: float) -> Array:
     it may come from rounding.
     """
     eps = np.finfo(np.float64).eps
+    # the first term is the rounding of a sum of n squares; the second is that of the mean, and decides
+    # far from the origin
     constant = variance <= n * eps * variance + (n * mean * eps) ** 2
     return np.where(constant, 1.0, np.sqrt(np.where(constant, 1.0, variance)))
 
@@ -248,6 +250,7 @@ class StandardizedRows:
         constant = squares <= n * (n * self.frame.mean / self._scale * eps) ** 2
         if not constant.any():
             return self
+        # dividing by infinity gives exact zeros, so these columns vanish without a copy of the rows
         scale = np.where(constant, np.inf, self._scale)
         frame = replace(self.frame, scale=scale)
         return StandardizedRows(
@@ -271,10 +274,12 @@ class StandardizedRows:
         with np.errstate(over="ignore", invalid="ignore"):
             gram = self._own_gram()
         squares = gram.diagonal()
+        # checked before the grid, whose steps would not be finite either
         refuse_overflow(squares)
         refuse_tiny(np.zeros(1), float(squares.sum()))  # their grid would be zero
         if self._device is None:  # a device has rounded it already
             norms = np.sqrt(np.maximum(squares, 0.0))
+            # before the scale is applied: whoever chooses the scale must not choose the grid
             gram = to_grid(gram, norms, norms)
         if not isinstance(self._order, slice):
             gram = gram[np.ix_(self._order, self._order)]
@@ -300,6 +305,8 @@ class StandardizedRows:
             total, n_terms = self._variants.gram_times(own), self._variants.n_terms
         else:
             total, shifts, n_terms = self._streamed_gram_times(own)
+        # sizes of terms are added up, not the terms themselves, which a lying coordinator could make
+        # cancel
         of_scores = score_norms(norms + shifts, own)
         shares = self.shares(total.shape, own)
         return self._undirected(to_grid(total, norms, of_scores, n_terms, shares))
@@ -338,6 +345,7 @@ class StandardizedRows:
                 n_terms = max(n_terms, _n_terms(len(own)))
             product = _product(part, own, transposed)
             total = product if index == 0 else np.add(total, product, out=total)
+        # sqrt(n) |m| is the norm of a column that is nowhere but at its mean
         shifts = np.where(is_shifted, np.sqrt(self._weight) * np.abs(self._mean), 0.0)
         return total, shifts, max(n_terms, n_stored / max(1, n_rows))
 
@@ -354,6 +362,8 @@ class StandardizedRows:
             return self._rounded_energy(self._variants.energy_along(own), V, energy)
         transposed = np.ascontiguousarray(own.T)
         offsets = self._rows.n_rows * np.square(self._mean)
+        # the means then hold at most 256 times the energy, so subtracting them from scores costs at
+        # most eight bits of the sum, and saves a copy of the rows
         is_near_origin = self._scaled_sum(offsets) <= MAX_CANCELLATION * energy
         total, is_shifted = 0.0, np.zeros(len(own), bool)
         for index, (block, weights) in enumerate(self._own_blocks(may_be_tall=True)):
@@ -450,6 +460,7 @@ class StandardizedRows:
         """
         if self._sums is None:
             return Panels(self._mean)
+        # sum x^2 = sum (x - m)^2 + m (2 sum x - n m), so raw squares need no further pass
         raw = self._own_squares + self._mean * (2 * self._sums - self._weight * self._mean)
         return Panels(self._mean, raw <= MAX_CANCELLATION * self._own_squares)
 
@@ -473,6 +484,7 @@ class StandardizedRows:
         return counting_blocks(self._rows, missing, self._fill, may_be_tall=may_be_tall)
 
     def _center(self, index: int, block: Block, weights: Array | None) -> Centered:
+        # kept from product to product, because finding these columns reads every index
         if is_sparse(block) and index not in self._full_columns:
             self._full_columns[index] = full_columns(block)
         centered = center_block(block, self._mean, self._full_columns.get(index))
@@ -498,6 +510,9 @@ class StandardizedRows:
         n, d = self._rows.n_rows, len(self._mean)
         if self._only_sums or (d <= FEW_FEATURES and self._n_products):
             return True
+        # in multiplications and additions: A'A is symmetric and takes n d^2, and then 2 d^2 a column;
+        # without it, a column takes two products with the rows, and each block of columns reads them
+        # once
         columns = max(self._n_products, width)
         one_pass = n * d * self._rows.pass_cost
         cached = n * d**2 + 2 * d**2 * columns + one_pass
@@ -536,6 +551,7 @@ def _times_block(transposed: Array, block: Array) -> Array:
     """Return ``Z' X'``, ``(k, b)``, adding up a few columns of X at a time; Z' is ``(k, d)``."""
     if block.shape[1] <= COLUMNS_PER_SUM:
         return np.asarray(transposed @ block.T)
+    # short sums in sequence keep the terms few, and so the grid of products fine
     total = np.zeros((len(transposed), len(block)))
     for start in range(0, block.shape[1], COLUMNS_PER_SUM):
         columns = slice(start, start + COLUMNS_PER_SUM)
@@ -558,6 +574,7 @@ def _product(part: Centered, own: Array, transposed: Array) -> Array:
     scores = block @ own - (along if roots is None else np.outer(roots, along))
     sums = scores.sum(axis=0) if roots is None else np.einsum("i,ij->j", roots, scores)
     product = block.T @ scores
+    # Y'S = X'S - m (1'S), so sparse rows stay sparse
     product -= np.outer(shift, sums)
     return np.asarray(product)
 
@@ -598,11 +615,14 @@ class RawMoments:
 
         ``sums`` holds the sums of the block's columns, if they are already known.
         """
+        # products of float32 have seven digits; `center_block` shifts sparse blocks without a dense
+        # copy
         if is_sparse(block) or block.dtype != np.float64:
             return False
         raw = gram_of(block)
         if sums is None:
             sums = np.ones(len(block)) @ block
+        # judged by the block itself: digits that one block loses stay lost in the sum over all blocks
         central = raw.diagonal() - 2 * sums * self._mean + len(block) * self._mean**2
         if (raw.diagonal() > MAX_CANCELLATION * central).any():
             return False
@@ -615,6 +635,7 @@ class RawMoments:
         """Return ``X'X - s m' - m s' + n m m'`` for the added blocks; s holds their column sums."""
         if self._gram is None:
             return np.zeros((len(self._mean), len(self._mean)))
+        # s m' + m s' - n m m' = h m' + m h' with h = s - n m / 2, so one update of rank 2 is enough
         half = self._sums - self._n / 2 * self._mean
         pair, mirror = np.stack([half, self._mean]), np.stack([self._mean, half])
         # dgemm works in place; a temporary of this size costs more than the arithmetic

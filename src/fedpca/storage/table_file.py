@@ -10,13 +10,13 @@ from typing import Any
 from fedpca.errors import InputError
 from fedpca.storage import atomic
 
-FORMATS = (".csv", ".parquet")
+TABLE_SUFFIXES = (".csv", ".parquet")
 
 
 def check_format(path: Path) -> None:
     """Refuse a file name whose ending does not say which format to write."""
-    if path.suffix not in FORMATS:
-        raise InputError(f"{path} must end in {' or '.join(FORMATS)}, as in {path.stem}.csv")
+    if path.suffix not in TABLE_SUFFIXES:
+        raise InputError(f"{path} must end in {' or '.join(TABLE_SUFFIXES)}, as in {path.stem}.csv")
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def write_arrays(
     full_header = json.loads(json.dumps(plain))  # the header as it will be read back
     # ascontiguousarray would turn a scalar into a vector
     ready = {name: np.asarray(array, np.float64, order="C") for name, array in arrays.items()}
-    full_header[CHECKSUM_KEY] = checksum(full_header, ready)
+    full_header[CHECKSUM_KEY] = contents_checksum(full_header, ready)
     with atomic.writing(path) as temporary:
         try:
             save_file(ready, temporary, metadata={HEADER_KEY: _text(full_header)})
@@ -76,14 +76,14 @@ def read_arrays(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, dict[s
         )
     # damage to the text need not change what it means, so the text is compared too
     is_intact = _text(header) == text
-    if header.pop(CHECKSUM_KEY, None) != checksum(header, arrays) or not is_intact:
+    if header.pop(CHECKSUM_KEY, None) != contents_checksum(header, arrays) or not is_intact:
         raise FileError(
             f"{path} is damaged: its checksum does not match; copy the file again, or write it again"
         )
     return arrays, header
 
 
-def checksum(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
+def contents_checksum(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
     """Return the SHA-256 of the arrays and the header; the header must not contain its checksum."""
     digest = hashlib.sha256(_text(header).encode())
     for name, array in sorted(arrays.items()):

@@ -16,7 +16,7 @@ import numpy as np
 from fedpca.summary.lowrank import EPS, LowRank
 
 
-def rounding(kept: LowRank, n: float) -> float:
+def eigenvalue_rounding(kept: LowRank, n: float) -> float:
     """Return a bound on the rounding error of an eigenvalue of the scatter of n rows.
 
     Each of up to n blocks adds an error. Since errors have either sign, their sum grows with the square
@@ -46,8 +46,9 @@ def angle_bound(kept: LowRank, energy: float, k: int, n: float, more: float = 0.
     if k == kept.directions.shape[1] or not energy:
         return 0.0
     n_unknown = max(1, k + 1 - len(kept.values))
+    # directions that are not stored have eigenvalues of at most the tail
     values = np.append(kept.values**2, np.full(n_unknown, kept.tail))
-    e = missing_norm(kept, energy) + rounding(kept, n) + more
+    e = missing_norm(kept, energy) + eigenvalue_rounding(kept, n) + more
     distance = float(values[k - 1] - values[k]) - e
     return min(1.0, e / distance) if distance > 0 else 1.0
 

@@ -12,7 +12,7 @@ from fedpca.errors import FileError
 from fedpca.storage.tensor_file import check_features, check_file_arrays, read_arrays, write_arrays
 from fedpca.summary.summary import SHAPES, Summary
 
-KIND = "summary"
+SUMMARY_KIND = "summary"
 
 
 def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
@@ -22,21 +22,21 @@ def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
     """Return the summary in a file after validating it."""
-    arrays, header = read_arrays(path, KIND)
-    if header.get("kind") != KIND:
+    arrays, header = read_arrays(path, SUMMARY_KIND)
+    if header.get("kind") != SUMMARY_KIND:
         raise FileError(f"{path} is a model, not a summary; use a summary file")
     return summary_in(path, arrays, header)
 
 
 def is_summary(path: str | os.PathLike[str]) -> bool:
     """Return whether a fedpca file contains a summary instead of a model."""
-    return read_arrays(path, "model or summary")[1].get("kind") == KIND
+    return read_arrays(path, "model or summary")[1].get("kind") == SUMMARY_KIND
 
 
 def header_of(summary: Summary) -> dict[str, Any]:
     """Return the header for a summary file, which contains all fields except the arrays."""
     return {
-        "kind": KIND,
+        "kind": SUMMARY_KIND,
         "n_components": summary.n_components,
         "room": summary.room,
         "centered": summary.centered,

@@ -21,7 +21,7 @@ from fedpca.summary.lowrank import rows_at_once
 from fedpca.summary.scatter import Scatter, scatter_pays
 from fedpca.summary.summary import N_SPARE, Summary
 
-MAX_COMPONENTS = 100  # the most components that a rule may choose in one pass
+MAX_CHOSEN_COMPONENTS = 100  # the most components that a rule may choose in one pass
 
 
 def summarize(
@@ -83,7 +83,7 @@ def summarize_parts(
     number of rows, if known. ``others`` are options for `Summary.empty`.
     """
     is_rule = not isinstance(n_components, Integral | None)
-    most = min(n_features, MAX_COMPONENTS) if is_rule else n_components
+    most = min(n_features, MAX_CHOSEN_COMPONENTS) if is_rule else n_components
     summary = Summary.empty(n_features, most, n_spare=n_spare, **others)
     if scatter_pays(n_features, summary.room, rows_at_once(summary.room), n_rows):
         scatter = Scatter(n_features)

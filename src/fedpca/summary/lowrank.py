@@ -149,6 +149,7 @@ def append_by_gram(C: Array, s: Array, Y: Centered, more: Array, room: int) -> L
     values, W = np.linalg.eigh(G, UPLO="L")
     values, W = values[::-1], W[:, ::-1]
     kept = min(room, len(values), C.shape[1])
+    # below this, the squares have lost the digits of the smallest value to keep
     if not kept or values[kept - 1] <= values[0] / MAX_CONDITION_NUMBER**2:
         return None
     sigma = np.sqrt(values[:kept])
@@ -156,6 +157,7 @@ def append_by_gram(C: Array, s: Array, Y: Centered, more: Array, room: int) -> L
     directions = Y.add_combined(np.ascontiguousarray(W[:, r : r + b]), (W[:, :r] * s) @ C)
     if m:
         directions += W[:, r + b :] @ more
+    # the next value bounds what is cut off; if all d directions are kept, nothing is
     tail = max(0.0, float(values[kept])) if kept < min(len(values), C.shape[1]) else 0.0
     return LowRank(_orthonormal(directions), sigma, tail)
 
@@ -163,6 +165,7 @@ def append_by_gram(C: Array, s: Array, Y: Centered, more: Array, room: int) -> L
 def append_safely(C: Array, s: Array, Y: Array, room: int) -> LowRank:
     """Append rows by the safe method, which keeps all directions above rounding error."""
     r = len(s)
+    # directions below this would be rounding errors of the largest ones, with any angle to them
     rounding = 10 * EPS * max(float(s.max(initial=0.0)), float(np.linalg.norm(Y)))
     Q, B, H = orth_against(C.T, Y.T, rounding)  # Y' = C'H + Q B
     X = np.zeros((r + len(B), r + len(Y)))

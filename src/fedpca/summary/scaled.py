@@ -50,9 +50,11 @@ def scaled_summary(summary: Summary) -> Scaled:
     if summary.known.dropped > 0:
         left_out = np.maximum(squares - np.sum(rows**2, axis=0), 0.0).sum()
         slack = summary.n_features * EPS * squares.sum()
+        # two bounds on the norm of what is left out: from its norm before scaling, and from its trace
+        # after it
         missing = float(min(summary.known.dropped / smallest, left_out + slack))
     known = LowRank(directions[is_kept], values[is_kept], missing=missing)
-    rounding = bounds.rounding(summary.known, summary.n) / smallest
+    rounding = bounds.eigenvalue_rounding(summary.known, summary.n) / smallest
     return Scaled(replace(summary, squares=squares, known=known), scale, rounding)
 
 

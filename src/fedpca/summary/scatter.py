@@ -61,6 +61,7 @@ class Scatter:
         joined, row = self.mean._replace(n=weight_before * self.mean.n).join(mean)
         with np.errstate(over="ignore"):
             others = float(np.trace(self.lower)) + float(np.sum(row**2))
+        # before anything is added, so that a refused block leaves the scatter as it was
         if rows.overflows(others):
             raise NotFinite
         if weight_before != 1:
@@ -70,6 +71,7 @@ class Scatter:
         else:
             self._add(rows.rows)
             if rows.shift is not None:
+                # a shift is left only if the block is so near the origin that few bits cancel
                 self._add(np.sqrt(rows.n_rows) * rows.shift[None], sign=-1.0)
         self._add(row)
         self.mean = joined
@@ -89,6 +91,7 @@ class Scatter:
         d = len(self.lower)
         values, vectors = top_eigen(self.lower, min(d, room + 1))
         values = np.maximum(values, 0.0)
+        # eigenvalues below this are rounding errors of the largest one
         kept = min(room, int((values > d * EPS * values[0]).sum()))
         tail = float(values[room]) if room < len(values) else 0.0
         directions = np.ascontiguousarray(vectors[:, :kept].T)
@@ -98,6 +101,7 @@ class Scatter:
         if len(rows):
             rows = np.ascontiguousarray(rows)
             with threads_for_gram(*rows.shape):
+                # computes one triangle only, and adds in place
                 self.lower = dsyrk(
                     sign, rows.T, beta=1.0, c=self.lower, lower=True, overwrite_c=True
                 )

@@ -60,7 +60,7 @@ from fedpca.summary.scatter import Scatter
 
 N_SPARE = 10  # extra directions to carry, which keep truncation harmless
 
-FIELDS = (Column("field"), Column("shape", SHAPE), Column("bytes", BYTES))
+FIELD_COLUMNS = (Column("field"), Column("shape", SHAPE), Column("bytes", BYTES))
 SHAPES = {  # the arrays of a summary in messages and files
     "n": "",
     "mean": "d",
@@ -248,7 +248,7 @@ class Summary:
 
         If only rounding error lies outside the directions, the next eigenvalue is zero and is included.
         """
-        is_all = self.lost <= 10 * bounds.rounding(self.known, self.n)
+        is_all = self.lost <= 10 * bounds.eigenvalue_rounding(self.known, self.n)
         values = np.append(self.eigenvalues, 0.0) if is_all else self.eigenvalues
         d = self.n_features
         return Spectrum(values, self.energy, self.n, d, is_all, self.squares, self.directions.T)
@@ -282,7 +282,7 @@ class Summary:
             cautions([few] if self.n <= self.room else []),
             records_of_components(components),
             self.certainty(self.n_components),
-            Records("reveals", FIELDS, fields, "What this file reveals"),
+            Records("reveals", FIELD_COLUMNS, fields, "What this file reveals"),
         )
 
     def certainty(self, k: int) -> Section:
@@ -324,6 +324,7 @@ class Summary:
         for piece in rows.blocks():
             if not piece.shape[0]:
                 continue
+            # earlier rows are forgotten once a block, however many pieces the block is read in
             summary, forgetting = summary.discount(forgetting), 1.0
             ordered = piece if order is None else piece[:, order]
             with naming_bad_values(rows):
@@ -364,8 +365,10 @@ class Summary:
                 squares = squares + other.squares + _squares(row)
                 rows += [other.known.rows(), row]
             _finite(squares)
+        # all at once, so that directions are cut off once and not after each summary
         their_rows = Centered(np.vstack(rows))
         known = ours.known.append(their_rows, their_rows.rows[:0], room)
+        # nobody knows in which directions each summary has lost rows, so the bounds add up
         missing = known.missing + sum(other.known.dropped for other in theirs)
         return replace(
             self,
@@ -451,7 +454,7 @@ class Summary:
         return read_summary(path)
 
 
-FAN_IN = 32  # summaries to merge in one step if they have many directions
+MERGE_FAN_IN = 32  # summaries to merge in one step if they have many directions
 MAX_STACKED = 2000  # directions to merge in one step
 
 
@@ -468,7 +471,7 @@ def merge_in_tree(summaries: Sequence[Summary], fan_in: int | None = None) -> Su
         raise InputError(f"fan_in={fan_in} merges nothing; use at least 2")
     level = list(summaries)
     while len(level) > 1:
-        step = fan_in or (len(level) if _n_directions(level) <= MAX_STACKED else FAN_IN)
+        step = fan_in or (len(level) if _n_directions(level) <= MAX_STACKED else MERGE_FAN_IN)
         groups = [level[i : i + step] for i in range(0, len(level), step)]
         level = [first.merge(*others) for first, *others in groups]
     return level[0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedpca.arrays import Arrays
 from fedpca.coordinator.federation import Federation
-from fedpca.engines.base import FEATURES, Engine, Summand
+from fedpca.engines.base import ENGINE_FEATURES, Engine, Summand
 from fedpca.errors import SiteError, SitesBusy
 from fedpca.estimators import FederatedPCA
 from fedpca.protocol.message import Message, compose, decode
@@ -92,8 +92,10 @@ def _check_members(engine: Engine) -> None:
         _require(not unknown, f"{member} includes unknown sites: {sorted(unknown)}")
     both = set(engine.absent) & set(engine.names)
     _require(not both, f"sites are named and absent at the same time: {sorted(both)}")
-    unknown = set(engine.lacks) - set(FEATURES)
-    _require(not unknown, f"lacks has {sorted(unknown)}, but may only have {', '.join(FEATURES)}")
+    unknown = set(engine.lacks) - set(ENGINE_FEATURES)
+    _require(
+        not unknown, f"lacks has {sorted(unknown)}, but may only have {', '.join(ENGINE_FEATURES)}"
+    )
     for member, reasons in {"lacks": engine.lacks, "absent": engine.absent}.items():
         silent = [name for name, text in reasons.items() if not isinstance(text, str) or not text]
         _require(not silent, f"{member} must give a reason for each of {silent}")

@@ -23,7 +23,7 @@ from fedpca.protocol.message import Message, decode, encode
 Answer = Message | bytes | SiteError
 
 
-class Asked(NamedTuple):
+class AskCall(NamedTuple):
     """One call to `ScriptedEngine.ask`."""
 
     question: str
@@ -42,7 +42,7 @@ class Reply(NamedTuple):
 
 
 # A script returns what the coordinator gets instead: an answer, None, or (site, answer) pairs.
-Script = Callable[[Reply], Answer | Sequence[tuple[str, Answer]] | None]
+AnswerScript = Callable[[Reply], Answer | Sequence[tuple[str, Answer]] | None]
 
 
 class ScriptedEngine(EngineWrapper):
@@ -66,7 +66,7 @@ class ScriptedEngine(EngineWrapper):
 
     Attributes
     ----------
-    asked : list of Asked
+    asked : list of AskCall
         Each question and the sites that were asked, in order.
     bytes_down, bytes_up : int
         The number of encoded bytes sent to the sites and received from them.
@@ -88,7 +88,7 @@ class ScriptedEngine(EngineWrapper):
     def __init__(
         self,
         sites: Any,
-        script: Script | None = None,
+        script: AnswerScript | None = None,
         *,
         as_bytes: bool = True,
         hides_rows: bool = False,
@@ -100,7 +100,7 @@ class ScriptedEngine(EngineWrapper):
         self._script, self._as_bytes = script, as_bytes
         if hides_rows:
             self.sites, self.fingerprints = {}, dict
-        self.asked: list[Asked] = []
+        self.asked: list[AskCall] = []
         self.bytes_down = self.bytes_up = 0
 
     def ask(
@@ -108,7 +108,7 @@ class ScriptedEngine(EngineWrapper):
     ) -> Iterator[tuple[str, Answer]]:
         """Ask the sites, and yield each answer after the script has processed it."""
         question, number = request.header["question"], request.header["round"]
-        self.asked.append(Asked(question, number, tuple(names)))
+        self.asked.append(AskCall(question, number, tuple(names)))
         self.bytes_down += len(names) * request.n_bytes
         sent = decode(encode(request)) if self._as_bytes else request
         for name, answer in self.engine.ask(names, sent, timeout):
@@ -136,7 +136,7 @@ def spoil(
     sites: Collection[str] | None = None,
     question: str | None = None,
     from_round: int = 1,
-) -> Script:
+) -> AnswerScript:
     """Return a script that changes some answers.
 
     The script changes the answers that ``sites`` give to ``question`` from round ``from_round`` on.

@@ -29,7 +29,7 @@ from fedpca.solvers.contract import Solver
 from fedpca.testing.scripted import Reply, ScriptedEngine
 
 N_COMPONENTS = 3
-MAX_ROUNDS = 5000
+MAX_CHECK_ROUNDS = 5000
 SUBSPACE_TOL = 1e-7  # sine of the largest angle to the pooled components
 MANY_TIMES = 1000  # more often than any solver asks a question within two rounds
 SET_ONCE = ("column_names", "count_and_sum", "squares", "standardize")
@@ -104,7 +104,7 @@ def _named(parts: list[Array]) -> dict[str, Array]:
 
 
 def _fit(solver: Solver, sites: Any, **parameters: Any) -> FederatedPCA:
-    usual = {"random_state": 0, "max_rounds": MAX_ROUNDS}
+    usual = {"random_state": 0, "max_rounds": MAX_CHECK_ROUNDS}
     return FederatedPCA(N_COMPONENTS, solver=solver, **{**usual, **parameters}).fit(sites)
 
 
@@ -136,7 +136,7 @@ def _check_weights_and_gaps(solver: Solver, sites: dict[str, Array]) -> None:
     holey = {name: np.where(gaps[name], np.nan, rows) for name, rows in sites.items()}
     counts = {name: rng.integers(0, 4, len(rows)) for name, rows in sites.items()}
     model = FederatedPCA(
-        N_COMPONENTS, solver=solver, missing="mean", random_state=0, max_rounds=MAX_ROUNDS
+        N_COMPONENTS, solver=solver, missing="mean", random_state=0, max_rounds=MAX_CHECK_ROUNDS
     ).fit(holey, sample_weight=counts)
     complete = {
         name: np.repeat(np.where(gaps[name], model.mean_, rows), counts[name], axis=0)

@@ -30,7 +30,7 @@ from fedpca.site.source import in_pieces, states_of_paths
 
 log = logging.getLogger("fedpca.site")
 
-Key = Hashable  # of a task
+TaskKey = Hashable  # of a task
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Blocks:
         The results, by key, that the cluster holds in memory and from which the graphs start.
     """
 
-    graphs: Sequence[tuple[Key, Mapping[Key, Any]]]
+    graphs: Sequence[tuple[TaskKey, Mapping[TaskKey, Any]]]
     n_rows: int | None
-    held: Mapping[Key, Any]
+    held: Mapping[TaskKey, Any]
 
     def open(self) -> Any:
         """Return a source of rows that computes one block at a time."""
@@ -57,14 +57,14 @@ class Blocks:
         are_held = all(key in self.held for key, _ in self.graphs)
         return in_pieces(load, self.n_rows, are_held=are_held)
 
-    def _load(self, key: Key, graph: Mapping[Key, Any]) -> Any:
+    def _load(self, key: TaskKey, graph: Mapping[TaskKey, Any]) -> Any:
         if key in self.held:
             return self.held[key]
         return dask.get({**self.held, **graph}, key)
 
 
 @dataclass(frozen=True)
-class Files:
+class WorkerFiles:
     """The files that one site reads, and their states as the workers see them."""
 
     states: Mapping[Path, str]
@@ -84,7 +84,7 @@ class Files:
 class SiteAtWorker:
     """A site that is opened when it is first asked; a copy at another worker opens the rows again."""
 
-    def __init__(self, name: str, rows: Blocks | Files, reading: Reading) -> None:
+    def __init__(self, name: str, rows: Blocks | WorkerFiles, reading: Reading) -> None:
         self._name, self._rows, self._reading = name, rows, reading
         self._site: Site | None = None
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class SiteAtWorker:
         """Return the checkpoint after a question, and the answer or an error."""
         with self._lock:
             try:
-                if isinstance(self._rows, Files):
+                if isinstance(self._rows, WorkerFiles):
                     self._rows.refuse_changed()
                 if self._site is None:
                     self._site = Site(self._rows.open(), name=self._name, reading=self._reading)
@@ -121,7 +121,7 @@ class Remembered:
     reply: Message
 
 
-def open_site(name: str, rows: Blocks | Files, reading: Reading, *held: Any) -> SiteAtWorker:
+def open_site(name: str, rows: Blocks | WorkerFiles, reading: Reading, *held: Any) -> SiteAtWorker:
     """Return a site; ``held`` has the results of the futures that its blocks start from."""
     if isinstance(rows, Blocks):
         rows = replace(rows, held=dict(zip(rows.held, held, strict=True)))

@@ -19,7 +19,7 @@ from distributed import Client, Future, get_client, wait
 
 from fedpca.engines.base import Engine, Total
 from fedpca.engines.dask.at_worker import add_up, ask, ask_only, open_site, reply_of
-from fedpca.engines.dask.tables import Share, blocks_of, joined, shares_of
+from fedpca.engines.dask.tables import Share, blocks_of, joined_blocks, site_parts
 from fedpca.engines.local import LocalEngine
 from fedpca.errors import (
     FedpcaError,
@@ -35,7 +35,7 @@ from fedpca.protocol.question import find_question
 from fedpca.rows.reading import AS_STORED, Reading
 from fedpca.site.site import Site
 
-FAN_IN = 8  # answers that one task adds up
+SUM_FAN_IN = 8  # answers that one task adds up
 INLINE_BYTES = 1 << 20  # the client sends a larger question once, and the workers pass it on
 
 
@@ -103,7 +103,7 @@ class DaskEngine(Engine):
         self._client = client
         self._address: str | None = None  # of the cluster, if this engine made the connection
         self._reading = reading
-        self._shares: Mapping[str, Share] = shares_of(client, rows)
+        self._shares: Mapping[str, Share] = site_parts(client, rows)
         self._sites: dict[str, Future] = {}
         self._memories: dict[str, _Memory] = {}
         self.names = list(self._shares)
@@ -190,9 +190,9 @@ class DaskEngine(Engine):
         return self._client.submit(reply_of, after, key=_key("reply_of"), **at_worker)
 
     def _tree(self, parts: Sequence[Future]) -> Future:
-        """Return the future of the sum of all parts; each task adds up at most `FAN_IN` of them."""
-        while len(parts) > FAN_IN:
-            groups = [parts[i : i + FAN_IN] for i in range(0, len(parts), FAN_IN)]
+        """Return the future of the sum of all parts; each task adds up at most `SUM_FAN_IN` of them."""
+        while len(parts) > SUM_FAN_IN:
+            groups = [parts[i : i + SUM_FAN_IN] for i in range(0, len(parts), SUM_FAN_IN)]
             parts = [self._sum(group) if len(group) > 1 else group[0] for group in groups]
         return self._sum(parts)
 
@@ -213,7 +213,7 @@ class DaskEngine(Engine):
 def _here(rows: Any) -> Any:
     """Return rows for a site in this process: paths as they are, and blocks to be computed here."""
     try:
-        blocks = joined(blocks_of(rows))
+        blocks = joined_blocks(blocks_of(rows))
     except InputError:
         return rows
     return blocks.open()

@@ -15,7 +15,7 @@ from dask.core import flatten
 from dask.optimization import cull
 from distributed import Client, Future, futures_of
 
-from fedpca.engines.dask.at_worker import Blocks, Files, Key
+from fedpca.engines.dask.at_worker import Blocks, TaskKey, WorkerFiles
 from fedpca.errors import InputError
 from fedpca.site.source import states_of_paths
 
@@ -23,7 +23,7 @@ SUPPORTED = "a Dask array or data frame, a list of delayed blocks, or paths"
 
 
 @dataclass(frozen=True)
-class Block:
+class DaskBlock:
     """One block of rows, which a small task graph computes, or one file of rows.
 
     Parameters
@@ -43,8 +43,8 @@ class Block:
     """
 
     key: Any
-    graph: Mapping[Key, Any] = field(default_factory=dict)
-    futures: Mapping[Key, Future] = field(default_factory=dict)
+    graph: Mapping[TaskKey, Any] = field(default_factory=dict)
+    futures: Mapping[TaskKey, Future] = field(default_factory=dict)
     n_rows: int | None = None
     weight: float = 1.0
     state: str = ""
@@ -54,12 +54,12 @@ class Block:
 class Share:
     """What one site reads, and the worker that should read it."""
 
-    rows: Blocks | Files  # the blocks lack the results that the cluster holds
+    rows: Blocks | WorkerFiles  # the blocks lack the results that the cluster holds
     futures: Sequence[Future]  # the results that the cluster holds
     worker: str
 
 
-def shares_of(client: Client, rows: Any) -> dict[str, Share]:
+def site_parts(client: Client, rows: Any) -> dict[str, Share]:
     """Return what each site reads, with one site for each worker or for each item of a dict."""
     workers = sorted(client.nthreads())
     if not workers:
@@ -79,16 +79,16 @@ def shares_of(client: Client, rows: Any) -> dict[str, Share]:
     }
 
 
-def blocks_of(rows: Any) -> list[Block]:
+def blocks_of(rows: Any) -> list[DaskBlock]:
     """Return the blocks of rows of a Dask collection, or of a list of delayed blocks or futures."""
     parts = list(rows) if isinstance(rows, list | tuple) else [_one_table(rows)]
     if parts and all(isinstance(part, Future) for part in parts):
-        return [Block(future.key, futures={future.key: future}) for future in parts]
+        return [DaskBlock(future.key, futures={future.key: future}) for future in parts]
     if not parts or not all(dask.is_dask_collection(part) for part in parts):
         raise InputError(f"cannot read rows from {type(rows).__name__}; pass {SUPPORTED}")
     held = {future.key: future for future in futures_of(parts)}
-    graph: dict[Key, Any] = dict.fromkeys(held)  # optimized graphs may leave these keys out
-    keys: list[Key] = []
+    graph: dict[TaskKey, Any] = dict.fromkeys(held)  # optimized graphs may leave these keys out
+    keys: list[TaskKey] = []
     for part in parts:
         if hasattr(type(part), "optimize"):  # so that a data frame reads only the columns it needs
             part = part.optimize()
@@ -100,7 +100,7 @@ def blocks_of(rows: Any) -> list[Block]:
     return [_block(key, graph, held, n) for key, n in zip(keys, lengths, strict=True)]
 
 
-def joined(blocks: Sequence[Block]) -> Blocks:
+def joined_blocks(blocks: Sequence[DaskBlock]) -> Blocks:
     """Return blocks as a site reads them; `open_site` adds the results that the cluster holds."""
     lengths = [block.n_rows for block in blocks]
     return Blocks(
@@ -110,10 +110,12 @@ def joined(blocks: Sequence[Block]) -> Blocks:
     )
 
 
-def _block(key: Key, graph: Mapping[Key, Any], held: Mapping[Key, Future], length: float) -> Block:
+def _block(
+    key: TaskKey, graph: Mapping[TaskKey, Any], held: Mapping[TaskKey, Future], length: float
+) -> DaskBlock:
     own, _ = cull(graph, [key])
     n_rows = None if math.isnan(length) else int(length)
-    return Block(
+    return DaskBlock(
         key,
         {k: task for k, task in own.items() if k not in held},
         {k: held[k] for k in own if k in held},
@@ -145,7 +147,7 @@ def _is_array(rows: Any) -> bool:
     return hasattr(type(rows), "chunks")  # a delayed block itself seems to have every attribute
 
 
-def _blocks(client: Client, rows: Any) -> list[Block]:
+def _blocks(client: Client, rows: Any) -> list[DaskBlock]:
     """Return the blocks of a table, or its files as a worker sees them."""
     paths = list(rows) if isinstance(rows, list | tuple) else [rows]
     if not paths or not all(isinstance(path, str | os.PathLike) for path in paths):
@@ -153,14 +155,14 @@ def _blocks(client: Client, rows: Any) -> list[Block]:
     states = client.submit(
         states_of_paths, [os.fspath(path) for path in paths], pure=False
     ).result()
-    return [Block(path, weight=_n_bytes(state), state=state) for path, state in states.items()]
+    return [DaskBlock(path, weight=_n_bytes(state), state=state) for path, state in states.items()]
 
 
 def _n_bytes(state: str) -> float:
     return float(state.split()[0]) + 1.0  # the size, as in `fedpca.rows.open.state_of`; never zero
 
 
-def _holders(client: Client, blocks: Sequence[Block]) -> dict[Key, str]:
+def _holders(client: Client, blocks: Sequence[DaskBlock]) -> dict[TaskKey, str]:
     """Map each result that blocks start from to a worker that holds the result."""
     futures = {key: future for block in blocks for key, future in block.futures.items()}
     if not futures:
@@ -169,19 +171,19 @@ def _holders(client: Client, blocks: Sequence[Block]) -> dict[Key, str]:
     return {key: sorted(where[key])[0] for key in futures if where.get(key)}
 
 
-def _most_common(blocks: Sequence[Block], holders: Mapping[Key, str]) -> str | None:
+def _most_common(blocks: Sequence[DaskBlock], holders: Mapping[TaskKey, str]) -> str | None:
     """Return the worker that holds the most results that blocks start from, or None."""
     counts = Counter(holders[key] for block in blocks for key in block.futures if key in holders)
     return counts.most_common(1)[0][0] if counts else None
 
 
 def _spread(
-    blocks: Sequence[Block], workers: Sequence[str], holders: Mapping[Key, str]
-) -> dict[str, list[Block]]:
+    blocks: Sequence[DaskBlock], workers: Sequence[str], holders: Mapping[TaskKey, str]
+) -> dict[str, list[DaskBlock]]:
     """Give each worker the blocks that it holds, and divide all other blocks evenly, in order."""
     places = [_most_common([block], holders) for block in blocks]
     total = sum(b.weight for b, place in zip(blocks, places, strict=True) if place is None)
-    spread: dict[str, list[Block]] = {worker: [] for worker in workers}
+    spread: dict[str, list[DaskBlock]] = {worker: [] for worker in workers}
     before = 0.0
     for block, place in zip(blocks, places, strict=True):
         if place is None:
@@ -192,8 +194,8 @@ def _spread(
     return spread
 
 
-def _share(blocks: Sequence[Block], worker: str) -> Share:
+def _share(blocks: Sequence[DaskBlock], worker: str) -> Share:
     if blocks and blocks[0].state:
-        return Share(Files({block.key: block.state for block in blocks}), [], worker)
+        return Share(WorkerFiles({block.key: block.state for block in blocks}), [], worker)
     futures = {key: future for block in blocks for key, future in block.futures.items()}
-    return Share(joined(blocks), list(futures.values()), worker)
+    return Share(joined_blocks(blocks), list(futures.values()), worker)

@@ -22,7 +22,8 @@ from fedpca.errors import FileError, InputError, LinkError, LinkRefused
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 READ_TIMEOUT_S = 10.0  # a call fails if the server is silent for this long
-HOLD_S = 7.0  # how long the server holds a site's request for questions while there are none
+# how long the server holds a site's request for questions while there are none
+QUESTION_HOLD_S = 7.0
 
 Client = TypeVar("Client", bound=ProtobufClient)
 

@@ -36,7 +36,7 @@ from fedpca.engines.credentials import (
     read_coordinator_key,
     read_secret,
     seal,
-    verify,
+    verify_signature,
 )
 from fedpca.engines.default_locations import coordinator_folder, with_port
 from fedpca.engines.flower.connection import Link, is_unauthorized, mapped_errors
@@ -58,7 +58,8 @@ from fedpca.protocol.message import Message, encode
 from fedpca.protocol.proof import NO_HEAD, Proof, commitment, digest, statement
 from fedpca.site.store import LEDGER
 
-POLL_S = 0.01  # pause between polls for answers; the server holds a poll until an answer arrives
+# pause between polls for answers; the server holds a poll until an answer arrives
+ANSWER_POLL_S = 0.01
 NODE_POLL_S = 0.5  # pause between checks of which sites are online
 ABSENCE_LIMIT_S = 60.0  # how long to wait for an offline site or server
 
@@ -188,7 +189,7 @@ class FlowerEngine(Engine):
                 asked.give_up(now, now - began > limit, limit)
             yield from asked.take()
             if asked.pending:
-                time.sleep(POLL_S)
+                time.sleep(ANSWER_POLL_S)
 
     def close(self) -> None:
         """End the run on the server and disconnect; a later question starts a new run."""
@@ -335,7 +336,9 @@ class FlowerEngine(Engine):
         except (FileError, MessageError) as error:
             return SiteFailed(str(error))
         committed = commitment(shown.salt, digest(data))
-        if not verify(key, shown.signature, statement(asked.digest, committed, shown.head)):
+        if not verify_signature(
+            key, shown.signature, statement(asked.digest, committed, shown.head)
+        ):
             return SiteFailed(
                 f"the signature of this answer to this question was not made with the key "
                 f"{fingerprint(key)}; compare this fingerprint with the site's"

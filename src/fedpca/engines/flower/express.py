@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedpca.engines.flower.request_filter import FLEET, RUNTIME, SMALL_BYTES, again, whole_body
 
 # a larger request would keep others waiting, so a thread of Flower's server handles it
-MAX_BODY_BYTES = SMALL_BYTES
+MAX_EXPRESS_BYTES = SMALL_BYTES
 
 Handler = Callable[[Any, InMemoryLinkState], Any]
 
@@ -123,4 +123,4 @@ def _is_frequent(scope: Scope, headers: Headers) -> bool:
         path.startswith(RUNTIME) and path.removeprefix(RUNTIME) in RUNTIME_HANDLERS
     )
     # the gate refuses a body without a declared length
-    return known and int(headers.get("content-length", "0")) <= MAX_BODY_BYTES
+    return known and int(headers.get("content-length", "0")) <= MAX_EXPRESS_BYTES

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedpca.engines.flower.connection import HOLD_S
+from fedpca.engines.flower.connection import QUESTION_HOLD_S
 from fedpca.engines.flower.request_filter import again, whole_body
 
 
@@ -32,7 +32,7 @@ class Mailbox:
     def __init__(self, app: ASGIApp) -> None:
         self._app, self._is_closed = app, False
         self._boxes = (
-            _Box("/v1/runtime/push-messages", "/v1/fleet/pull-messages", hold_s=HOLD_S),
+            _Box("/v1/runtime/push-messages", "/v1/fleet/pull-messages", hold_s=QUESTION_HOLD_S),
             # held only briefly, since a fit also checks which sites are online
             _Box("/v1/fleet/push-messages", "/v1/runtime/pull-messages", hold_s=0.5),
         )

@@ -2,9 +2,9 @@
 
 Flower's server can do much more than fedpca needs: whoever has the coordinator's secret could register
 the key of a site that does not exist, or start a program. It also reads a request before it checks who
-sent it, and it stores whatever a site sends. The `Gate` stands in front of that server. It checks the
-path of each request, its size, and the credentials in its header, and refuses an unsuitable request
-before reading the body.
+sent it, and it stores whatever a site sends. The `RequestFilter` stands in front of that server. It
+checks the path of each request, its size, and the credentials in its header, and refuses an unsuitable
+request before reading the body.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ ROUTES = {
 }
 
 
-class Gate:
+class RequestFilter:
     """Middleware that refuses requests that no site and no fit has a reason to make.
 
     It also bounds what one site may have stored at the server: one answer to each question that it was

@@ -2,8 +2,8 @@
 
 A site has memory for one run. So a run reserves its sites at the server before its first question, and
 renews the reservation until the run ends. A second run on any of these sites has to wait. If a fit is
-killed, its reservation ends after `HOLD_S` seconds. A run that is resumed from its journal is still the
-same run, so it does not have to wait for its own reservation.
+killed, its reservation ends after `RESERVATION_S` seconds. A run that is resumed from its journal is
+still the same run, so it does not have to wait for its own reservation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 HOLD_PATH = "/fedpca/hold"
 TOKEN = "fedpca-coordinator"  # the header that carries the secret's token
-HOLD_S = 30.0  # a reservation that is not renewed for this long ends
+RESERVATION_S = 30.0  # a reservation that is not renewed for this long ends
 RENEW_S = 5.0  # pause between renewals
 RETRY_S = 0.5  # pause between attempts to reserve sites that are in use
 
@@ -66,7 +66,7 @@ class Reservations:
                 return other
         self._by_run.pop(run, None)
         if sites:
-            self._by_run[run] = Reservation(run, tuple(sites), holder, now + HOLD_S)
+            self._by_run[run] = Reservation(run, tuple(sites), holder, now + RESERVATION_S)
         return None
 
     def current(self) -> list[Reservation]:

@@ -39,13 +39,13 @@ from fedpca.engines.flower.connection import access_token
 from fedpca.engines.flower.express import Express
 from fedpca.engines.flower.listener import Listener, TimedProtocol
 from fedpca.engines.flower.mailbox import Mailbox
-from fedpca.engines.flower.request_filter import Gate
+from fedpca.engines.flower.request_filter import RequestFilter
 from fedpca.engines.flower.reservations import ReservationDesk, Reservations
 from fedpca.protocol.printable import MAX_REASON_CHARS, printable
 
 log = logging.getLogger("fedpca.server")
 OnSites = Callable[[Collection[str], Mapping[str, str]], None]
-MAX_HEADER_BYTES = 16 << 10  # of a request
+MAX_HTTP_HEADER_BYTES = 16 << 10  # of a request
 
 
 class _SecretHolders(NoOpControlAuthnPlugin):
@@ -140,11 +140,11 @@ def serve(
     watcher = Watcher(state, tell, desk.reservations, on_sites)
     threading.Thread(target=watcher.watch, daemon=True).start()
     config = uvicorn.Config(
-        Gate(desk, secret, cast(InMemoryLinkState, state), listener.know),
+        RequestFilter(desk, secret, cast(InMemoryLinkState, state), listener.know),
         http=TimedProtocol,
         ws="none",
         loop="asyncio",  # uvloop accepts connections by itself, without counting them
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=MAX_HTTP_HEADER_BYTES,
         log_level="error",  # strangers must not be able to fill the log
         access_log=False,
         server_header=False,

@@ -34,7 +34,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedpca.engines import credentials
 from fedpca.engines.flower.connection import (
-    HOLD_S,
+    QUESTION_HOLD_S,
     Link,
     beating,
     is_unauthorized,
@@ -47,14 +47,15 @@ from fedpca.site.answer_log import Recorded
 
 T = TypeVar("T")
 
-POLL_S = 0.05  # pause between requests for questions; the server holds them until a question comes
+# pause between requests for questions; the server holds them until a question comes
+QUESTION_POLL_S = 0.05
 OBJECT_POLL_S = 0.01  # pause between requests for parts of a question that are on their way
 MESSAGE_TIMEOUT_S = 60.0  # how long to wait for all parts of an announced question
 # the server considers a node offline after this much silence
 SILENCE_LIMIT_S = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL
 BUSY_QUIET_S = HEARTBEAT_MIN_INTERVAL / 2  # between heartbeats of a site that is working
 # while a site waits for questions, an answered request counts as a heartbeat
-WAITING_QUIET_S = 2 * HOLD_S + 0.5
+WAITING_QUIET_S = 2 * QUESTION_HOLD_S + 0.5
 REJOIN_PATIENCE_S = SILENCE_LIMIT_S + 5.0  # by then, the server knows that a node is offline
 RETRY_AFTER_S = 2.0  # how long to wait before reconnecting
 
@@ -204,7 +205,7 @@ def _answer_questions(
         presence.check()
         waiting = presence.wait(lambda: client.PullMessages(PullMessagesRequest(node=node)))
         if not waiting.messages_list:
-            time.sleep(POLL_S)
+            time.sleep(QUESTION_POLL_S)
             continue
         run_id = waiting.messages_list[0].metadata.run_id
         try:

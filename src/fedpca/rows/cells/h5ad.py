@@ -23,7 +23,7 @@ from fedpca.rows.in_memory import Block, Rows, SparseRows, check_numeric, sparse
 
 H5AD = ".h5ad"
 NAMES_OF_CELLS = "obs_names"  # stands for the index of obs, which names the cells
-DAMAGED = "the file is damaged: its sparse matrix is not consistent; write it again"
+DAMAGED_MATRIX = "the file is damaged: its sparse matrix is not consistent; write it again"
 
 Opened = Callable[[], AbstractContextManager[Any]]
 
@@ -70,7 +70,7 @@ class StoredRows:
         values, columns = group["data"][first:last], group["indices"][first:last]
         if columns.size and not 0 <= columns.min() <= columns.max() < self.n_features:
             # a column number out of range could crash the process
-            raise InputError(f"{self._name}: {DAMAGED}")
+            raise InputError(f"{self._name}: {DAMAGED_MATRIX}")
         block = sp.csr_array((values, columns, ends - first), (stop - start, self.n_features))
         block.sum_duplicates()
         return block
@@ -146,7 +146,7 @@ def _checked_ends(group: Any, n_vectors: int) -> Array:
     n_stored = group["data"].shape
     is_whole = len(ends) == n_vectors + 1 and n_stored == group["indices"].shape == (ends[-1],)
     if not is_whole or ends[0] != 0 or (np.diff(ends) < 0).any():
-        raise InputError(DAMAGED)
+        raise InputError(DAMAGED_MATRIX)
     return ends
 
 
@@ -156,7 +156,7 @@ def _by_columns(group: Any) -> Any:
     ends = _checked_ends(group, shape[1])
     rows = group["indices"][:]
     if rows.size and not 0 <= rows.min() <= rows.max() < shape[0]:
-        raise InputError(DAMAGED)
+        raise InputError(DAMAGED_MATRIX)
     return sp.csc_array((group["data"][:], rows, ends), shape)
 
 

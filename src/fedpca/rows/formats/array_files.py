@@ -11,7 +11,8 @@ from typing import Any
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.in_memory import Block, batches, check_numeric, rows_per_block
 
-ROWS = "X"  # the name of the array of rows in a file with several arrays
+ROWS_ARRAY = "X"  # the name of the array of rows in a file with several arrays
+ZARR = ".zarr"  # ends the name of a folder that holds one Zarr array or group
 _OF_PACKAGES = ("h5py", "zarr")
 _MAX_CHUNK_RATIO = 4  # a chunk longer than this many blocks is read in pieces
 
@@ -137,11 +138,11 @@ def _only(names: list[str]) -> str:
     """Return the name of the array of rows, given the names of all 2-D arrays of numbers."""
     if not names:
         raise InputError("the file contains no 2-D array of numbers; save the rows as a 2-D array")
-    if ROWS in names or len(names) == 1:
-        return ROWS if ROWS in names else names[0]
+    if ROWS_ARRAY in names or len(names) == 1:
+        return ROWS_ARRAY if ROWS_ARRAY in names else names[0]
     raise InputError(
-        f"the file contains the arrays {', '.join(sorted(names))}; name the rows {ROWS!r}, or pass the "
-        "open array in Python"
+        f"the file contains the arrays {', '.join(sorted(names))}; name the rows {ROWS_ARRAY!r}, or "
+        "pass the open array in Python"
     )
 
 

@@ -1,28 +1,27 @@
-"""Read rows from CSV and TSV files with a header line; files may be compressed."""
+"""Read rows from CSV and TSV files with a header line; files may be compressed.
+
+Arrow's errors quote values, which are private, and do not count lines. So a file that Arrow has refused
+is read again, to find the line that cannot be read without quoting it.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from fedpca.errors import InputError, SiteFailed
 from fedpca.rows.columns import distinct_names
-from fedpca.rows.formats.csv_lines import (
-    fields_of,
-    line_of_other_value,
-    line_of_other_width,
-    lines_of,
-    place_of_bad_byte,
-)
 from fedpca.rows.reading import Reading
 
 CHARACTERS = 8  # rough length of a number in a CSV file
 COMPRESSION = 3  # rough factor by which gzip shrinks a file of numbers
 DELIMITERS = ",;\t|"
-DAMAGED = "the compressed data is damaged or cut off; copy the file again"
+DAMAGED_CSV = "the compressed data is damaged or cut off; copy the file again"
 
 
 class CsvFile:
@@ -37,7 +36,7 @@ class CsvFile:
         header = _header_line(path)
         is_tsv = path.name.lower().endswith((".tsv", ".tsv.gz"))
         self._delimiter = "\t" if is_tsv else _delimiter(header)
-        self.names = distinct_names(_header(fields_of(header, self._delimiter)))
+        self.names = distinct_names(_header(_split_fields(header, self._delimiter)))
         self._ids = set(reading.id)
         used = reading.used_among(self.names)
         self._decimal = "."
@@ -77,7 +76,7 @@ class CsvFile:
             raise InputError(f"{self._path}: {self._explained(error)}") from None
         except OSError as error:
             if error.errno is None:  # an error from Arrow, about the contents of the file
-                raise InputError(f"{self._path}: {DAMAGED}") from None
+                raise InputError(f"{self._path}: {DAMAGED_CSV}") from None
             raise SiteFailed(
                 f"{self._path} can no longer be read; the site must restore it"
             ) from None
@@ -106,7 +105,7 @@ class CsvFile:
             raise self._explained(error) from None
         except OSError as error:
             if error.errno is None:  # Arrow reads ahead, so it may find the damage here or later
-                raise InputError(DAMAGED) from None
+                raise InputError(DAMAGED_CSV) from None
             raise
         if any(pa.types.is_binary(field.type) for field in schema):
             raise self._not_utf8()
@@ -127,11 +126,11 @@ class CsvFile:
             return self._not_utf8()
         column = re.search(r"CSV column #(\d+): (?:Row #\d+: )?CSV conversion error", str(error))
         if column is None:
-            where = line_of_other_width(self._path, self._delimiter, len(self.names))
+            where = _line_of_other_width(self._path, self._delimiter, len(self.names))
             problem = where or "a line has more or fewer fields than the header"
             return InputError(f"{problem}; correct or remove the line")
         which = int(column[1])
-        line = line_of_other_value(self._path, self._delimiter, which, self._is_number_or_gap)
+        line = _line_of_other_value(self._path, self._delimiter, which, self._is_number_or_gap)
         where = (
             f"column {self.names[which]}"
             if line is None
@@ -143,7 +142,7 @@ class CsvFile:
         )
 
     def _not_utf8(self) -> InputError:
-        return not_utf8(place_of_bad_byte(self._path) or "the file is not UTF-8")
+        return not_utf8(_place_of_bad_byte(self._path) or "the file is not UTF-8")
 
     def _is_number_or_gap(self, text: str) -> bool:
         import pyarrow.csv as csv
@@ -162,7 +161,7 @@ def not_utf8(where: str) -> InputError:
 
 def _header_line(path: Path) -> bytes:
     """Return the first line that is not empty, without the byte order mark that may precede it."""
-    for number, line in lines_of(path):
+    for number, line in _lines_of(path):
         header = line.removeprefix(b"\xef\xbb\xbf")
         if header:
             try:
@@ -175,7 +174,7 @@ def _header_line(path: Path) -> bytes:
 
 def _delimiter(header: bytes) -> str:
     """Return the character that separates the names in a header line."""
-    return max(DELIMITERS, key=lambda mark: len(fields_of(header, mark)))
+    return max(DELIMITERS, key=lambda mark: len(_split_fields(header, mark)))
 
 
 def _header(names: list[str]) -> list[str]:
@@ -202,3 +201,53 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the bytes of each line of a file, which may be compressed."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            yield number, line.rstrip(b"\r\n")
+
+
+def _split_fields(line: bytes, delimiter: str) -> list[str]:
+    """Split a line into fields; quotes may enclose delimiters. Return [] if it cannot be split."""
+    text = line.decode("utf-8", errors="replace")
+    try:
+        return next(csv.reader([text], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def _line_of_other_width(path: Path, delimiter: str, n_fields: int) -> str | None:
+    """Describe the first line with more or fewer fields than the header, or return None."""
+    for number, line in _lines_of(path):
+        here = len(_split_fields(line, delimiter)) if line else n_fields  # empty lines are skipped
+        if here != n_fields:
+            return f"line {number} has {here} fields, but the header has {n_fields}"
+    return None
+
+
+def _place_of_bad_byte(path: Path) -> str | None:
+    """Describe where the first byte is that is not UTF-8, or return None."""
+    for number, line in _lines_of(path):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return f"byte {error.start + 1} of line {number} is not UTF-8"
+    return None
+
+
+def _line_of_other_value(
+    path: Path, delimiter: str, column: int, is_value: Callable[[str], bool]
+) -> int | None:
+    """Return the number of the first line with a wrong value in a column, or None."""
+    for number, line in _lines_of(path):
+        fields = _split_fields(line, delimiter)
+        if number > 1 and column < len(fields) and not is_value(fields[column]):
+            return number
+    return None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb"))

@@ -27,7 +27,7 @@ from fedpca.rows.in_memory import (
     check_numeric,
     rows_per_block,
 )
-from fedpca.rows.reading import Kind, Reading
+from fedpca.rows.reading import OptionKind, Reading
 
 BED = ".bed"  # ends the name of a file of genotypes, which comes with two text files
 BUFFER_BYTES = 1 << 16  # raw bytes to read at a time from each column of a Parquet file
@@ -40,7 +40,7 @@ class Format(NamedTuple):
     """What is known about the files with one ending; a new format is a row in `ENDINGS`."""
 
     open: Opener
-    kind: Kind = Kind.TABLE  # says which options of a reading apply
+    kind: OptionKind = OptionKind.TABLE  # says which options of a reading apply
     parts: Callable[[Path], list[Path]] | None = None  # the files that hold the rows, if several do
     is_folder: bool = False
 
@@ -251,11 +251,11 @@ ENDINGS: dict[str, Format] = {
     ".parquet": Format(_in_folders(ParquetFile)),
     ".feather": Format(_in_folders(FeatherFile)),
     ".arrow": Format(_in_folders(FeatherFile)),
-    H5AD: Format(_open_cells, Kind.CELLS),
+    H5AD: Format(_open_cells, OptionKind.CELLS),
     ".h5": Format(_unnamed(open_hdf5)),
     ".hdf5": Format(_unnamed(open_hdf5)),
     ".zarr": Format(_unnamed(open_zarr), parts=zarr_parts, is_folder=True),
-    BED: Format(_open_bed, Kind.GENOTYPES, parts=fileset),
+    BED: Format(_open_bed, OptionKind.GENOTYPES, parts=fileset),
     ".csv": Format(_open_csv),
     ".tsv": Format(_open_csv),
     ".csv.gz": Format(_open_csv),

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 from fedpca.errors import InputError
 
 BATCH_ROWS = 10_000  # rows to fetch at a time
-NO_ROWS = "the query returns no rows; use a select statement"
+EMPTY_QUERY = "the query returns no rows; use a select statement"
 _ALIASES = {"postgres": "postgresql", "grpc": "flightsql"}  # schemes whose drivers have other names
 
 
@@ -160,14 +160,14 @@ def _result_of(connection: Any, sql: str) -> Iterator[tuple[Any, Iterator[Any]]]
     if hasattr(connection, "sql"):  # DuckDB; its cursors would copy the rows once more
         relation = connection.sql(sql)
         if relation is None:
-            raise InputError(NO_ROWS)
+            raise InputError(EMPTY_QUERY)
         reader = relation.to_arrow_reader(BATCH_ROWS)
         yield reader.schema, iter(reader)
         return
     with closing(connection.cursor()) as cursor:
         cursor.execute(sql)
         if cursor.description is None:
-            raise InputError(NO_ROWS)
+            raise InputError(EMPTY_QUERY)
         if hasattr(cursor, "fetch_record_batch"):  # ADBC
             yield with_numbers(cursor.fetch_record_batch())
         else:

@@ -13,7 +13,12 @@ import numpy as np
 from fedpca.arrays import Array
 from fedpca.errors import InputError
 from fedpca.rows.columns import distinct_names
-from fedpca.rows.genotypes.variants import MAX_NAME, NO_ALLELE, misnamed_variant, variant_name
+from fedpca.rows.genotypes.variants import (
+    MAX_VARIANT_CHARS,
+    NO_ALLELE,
+    misnamed_variant,
+    variant_name,
+)
 from fedpca.storage.regular import refuse_special
 
 N_AUTOSOMES = 22
@@ -139,7 +144,7 @@ def read_variants(source: Genotypes) -> Variants:
     if misnamed_variant(names):
         raise InputError(
             f"{path.name} has variants whose ids or alleles have characters that cannot be printed, or "
-            f"more than {MAX_NAME} characters in all; leave these variants out"
+            f"more than {MAX_VARIANT_CHARS} characters in all; leave these variants out"
         )
     kept = distinct_names(names)
     return Variants(kept, np.array(lines), np.array(counts_first, bool), n_lines)

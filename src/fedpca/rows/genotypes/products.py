@@ -20,13 +20,12 @@ from fedpca.arrays import Array
 from fedpca.linalg.blas_threads import map_on_threads
 from fedpca.linalg.scratch import Scratch
 from fedpca.rows.genotypes.genotype_rows import CODES, PER_BYTE, GenotypeRows, byte_range
+from fedpca.rows.panels import N_GROUPS
 
 TILE_ENTRIES = 1 << 18  # entries of a tile, which takes 2 MiB in float64
 MAX_TABLES = 256  # tables in memory at a time, one of 8 KiB for each variant
 MAX_SAMPLES = 1 << 14  # in a tile
 GRAM_SAMPLES = 512  # samples to decode at a time for A'A
-# of variants, to share among threads; fixed, so that the number of threads changes no bit
-N_GROUPS = 16
 
 T = TypeVar("T")
 
@@ -131,6 +130,8 @@ class VariantProducts:
             # take returns a contiguous array; indexing would not, and the lookup would copy it
             tables = np.take(self._values[first:last], CODES.reshape(-1), axis=1, mode="clip")
             entries = scratch("entries", packed.shape, np.intp)
+            # a byte holds several genotypes, so one look into a table of 256 entries decodes all of
+            # them
             np.add(packed, 256 * np.arange(last - first)[:, None], out=entries)
             tile = scratch("tile", (last - first, n_bytes, PER_BYTE))
             np.take(tables.reshape(-1, PER_BYTE), entries, axis=0, out=tile, mode="clip")

@@ -30,7 +30,7 @@ MONOMORPHIC = "monomorphic"
 RARE = "below maf"
 
 NO_ALLELE = ("0", ".")
-MAX_NAME = 1000  # characters
+MAX_VARIANT_CHARS = 1000  # characters
 _STRAND = {"C": "G", "G": "C"}  # the other allele's complement, used if the counted allele is T
 _AMBIGUOUS = ({"A", "T"}, {"C", "G"})
 _NAME = re.compile(r"[^:\s]+:\d+:[^\s]+:[^:\s]+:[^:\s]+")
@@ -63,7 +63,7 @@ def split_name(name: str) -> tuple[str, str, str, str, str]:
 def misnamed_variant(names: Iterable[str]) -> bool:
     """Return whether any name is not a variant's name as `variant_name` writes it."""
     for name in names:
-        if len(name) > MAX_NAME or not name.isprintable() or not _NAME.fullmatch(name):
+        if len(name) > MAX_VARIANT_CHARS or not name.isprintable() or not _NAME.fullmatch(name):
             return True
         chromosome, position, id, counted, other = split_name(name)
         if variant_name(chromosome, int(position), id, counted, other)[0] != name:
@@ -130,13 +130,13 @@ def common_variants(sites: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...]
     left_out = {name: reason(name) for name in sorted(others)}
     if not kept:
         raise InputError(
-            f"the sites have no variant in common ({in_words(left_out)}); compare the ids, positions, "
-            "and alleles in their .bim files"
+            f"the sites have no variant in common ({left_out_in_words(left_out)}); compare the ids, "
+            "positions, and alleles in their .bim files"
         )
     return kept, left_out
 
 
-def in_words(left_out: Mapping[str, str]) -> str:
+def left_out_in_words(left_out: Mapping[str, str]) -> str:
     """Return how many variants were left out for each reason."""
     counts = Counter(left_out.values())
     return ", ".join(f"{counts[reason]:,} {reason}" for reason in sorted(counts))

@@ -113,12 +113,14 @@ def begin_personalized(
         refuse_non_finite(site.rows)
     refuse_tiny(sums / max(1, n))
     if own_mean:
+        # sums are in the order of the site's own columns, and the frame is in the common order
         mean = sums[slice(None) if order is None else order] / max(1, n)
     weight = float(n if by_rows else n > 0)
     local_ranks = LocalRanks.from_bytes(ranks)
     local_ranks.check_features(int(n_shared), site.rows.n_features)
     n_local = local_ranks.at(site.name)
     factor = weight / max(1, n)
+    # in this order, because `site.standardized` follows from the frame that the site remembers
     site.remember(Frame(mean, scale, order, sums, int(n_products)))
     frame = site.standardized.without_constant_columns().frame
     site.remember(frame)
@@ -199,6 +201,7 @@ def finish_personalized(
     values, V = local_directions(site, U)
     along = np.einsum("ij,ij->j", U, gram_times(site, U))
     site.remember(LocalPart(along, values))
+    # with a weight of 1, since the mean of projections counts every site alike
     site.remember(Basis(V, 1.0, values))
     path = site.file(PERSONALIZED)
     if path is not None:

@@ -124,6 +124,7 @@ class Climb:
         if value < self.height():
             if self._is_plain:  # only rounding or an inexact V_i can lower the objective here
                 self.has_ended, self.top = True, replace(self.top, stop_reason="stalled")
+            # the steps so far led downhill
             self._anderson.clear()
             self.U, self._is_plain = self._plain, True
             return
@@ -132,6 +133,8 @@ class Climb:
         self.promised = share_of(gain, float(np.trace(along)))
         self.has_ended = self.promised <= self._tol
         self.top = Shared(self.U, along, value, "converged" if self.has_ended else "max_rounds")
+        # of all bases of this span, the one closest to U, because steps that rotate U cannot be
+        # extrapolated
         self._plain = F @ procrustes(F, self.U)
         further = self._anderson.next(self.U, self._plain)
         self._is_plain = further is self._plain
@@ -193,6 +196,7 @@ def _ambiguity(best: Climb, climbs: Sequence[Climb]) -> float:
 def power_step(site: Site, U: Array) -> dict[str, Any]:
     """Send, for each U, G_i, U'S_i U, and the variance along V_i, times the site's weight."""
     factor = site.recall(PersonalSite).factor
+    # one pass over the rows for all climbs
     products = factor * gram_times(site, np.hstack(list(U)))
     G, along, local = np.empty_like(U), [], []
     for i, (own, Y) in enumerate(zip(U, np.hsplit(products, len(U)), strict=True)):

@@ -128,6 +128,7 @@ def shared_and_local(
     }
     to_end = Ending(fed, ranks, int(begun["n_sites"]), weight, total, to_bytes(header), gather)
     end = to_end.at(shared)
+    # shared or in every local part: without a rule, the number of rounds would decide which of both
     if end.tied.size:
         shared = _with_tied(fed, shared, end.tied, weight)
         end = to_end.at(shared)
@@ -241,18 +242,22 @@ class Ending:
         )
         parts = _parts(self.fed) if self.gather else {}
         in_common, W = self._in_common(len(U), parts)
+        # without shared directions, there is nothing to be tied with
         is_tied = (in_common >= 1 - TIE) & bool(U.size)
         return End(
             U=U,
             variance=variance,
             local=float(kept["local"]) / self.weight,
             parts=parts,
+            # rounding may bring an eigenvalue of a mean of projections above 1
             misalignment=max(0.0, 1 - float(in_common.max(initial=0.0))),
             tied=W[:, is_tied[: W.shape[1]]],
         )
 
     def _in_common(self, d: int, parts: dict[str, SitePart]) -> tuple[Array, Array]:
         """Return the leading eigenvalues and eigenvectors of the mean projection onto local parts."""
+        # no more directions can be in all local parts than the smallest part has; `misalignment` needs
+        # one
         k = max(self.ranks.least, min(1, self.ranks.most))
         if not k:
             return np.zeros(0), np.empty((d, 0))
@@ -268,6 +273,7 @@ def _with_tied(fed: Federation, shared: Shared, tied: Array, weight: float) -> S
     """Return the directions of largest variance among the shared ones and those tied with them."""
     C = orth(np.hstack([shared.U, tied]))
     along = fed.sum(power_step, U=C[None])["along"][0] / weight
+    # `top_eigen` reads one triangle, which rounding has made slightly different from the other
     _, E = top_eigen((along + along.T) / 2, shared.U.shape[1])
     return replace(shared, U=C @ E, along=E.T @ along @ E, ambiguity=0.0)
 
@@ -283,6 +289,7 @@ def _frame(
 ) -> tuple[Array, Array]:
     """Return the common mean, or zeros, and the scale."""
     d = common.n_features
+    # sums that a fit does not need are not asked for, and so the means stay at the sites
     if center != "common" and not scale:
         return np.zeros(d), np.ones(d)
     moments = ask_moments(fed, common, center=center == "common", scale=scale)

@@ -64,6 +64,8 @@ def grown(
         missing = missing_direction(fed, fit, moments, limits)
         if missing is None or r == bound or fit.stop_reason != "converged":
             return fit, Rank(r, is_clear=missing is None)
+        # only one at a time: the threshold cuts through a missed component, and the pieces stand out
+        # too
         U = orth(np.column_stack([fit.U, missing]))
         carry = fit.carry or Carry.first(r, fit.center)
         # scores on the new component are zero at first

@@ -147,6 +147,7 @@ def by_hard_threshold(
     threshold, median = first, np.inf
     reason: StopReason = "max_rounds"
     reach, rounds_drawn = np.zeros(d), np.zeros(d, int)  # one per column
+    # without noise, residuals fall to rounding; a threshold below this would call rounding an outlier
     least = max(10 * limits.tol, NEGLIGIBLE) * moments.size
     rounds_at_floor = 0
     for _ in range(limits.max_rounds):
@@ -164,7 +165,11 @@ def by_hard_threshold(
         U, carry, squares = refitted(answer, U, carry.center, moves=moments.moves)
         change = sine_of_angle(last, U)
         fed.report(change, partial(np.asarray, U))
+        # four medians are 2.7 standard deviations of normal noise, so few entries without outliers are
+        # beyond
         floor = max(TIMES_MEDIAN * median, least)
+        # rounds count only in a row: if the floor has fallen below the threshold, the count starts
+        # again
         if rounds_at_floor < PATIENCE_ROUNDS:
             rounds_at_floor = rounds_at_floor + 1 if threshold <= FLOOR_MARGIN * floor else 0
         mostly_outliers = 2 * answer["good"] < moments.present
@@ -172,8 +177,11 @@ def by_hard_threshold(
         # outliers pull their column only until the fit is done or patience runs out
         is_drawn = mostly_outliers & (rounds_at_floor < PATIENCE_ROUNDS and not is_fitted)
         rounds_drawn += is_drawn
+        # while the threshold falls and residuals remain, the next round may leave out outliers that
+        # turn U
         enough = limits.tol if is_fitted or rounds_at_floor else 0.0
         if rounds_at_floor:
+            # features that do not vary count as missing everywhere, so noise in them turns nothing
             varies = moments.present > 0
             inlier_share = np.maximum(answer["good"][varies], 1) / moments.present[varies]
             enough = max(
@@ -182,11 +190,15 @@ def by_hard_threshold(
         if change <= enough:
             reason = "converged"
             break
+        # on the way to an exact fit, residuals halve each round; otherwise, soft thresholds must come
+        # first
         if while_exact and 2 * median > before and floor > least:
             reason = "inexact"
             break
         if not rounds_at_floor:
             threshold = max(THRESHOLD_DECAY * threshold, floor)
+        # with the current threshold too early, a column that is lost late never recovers; with the
+        # first one for longer, a failed sensor spoils the other columns
         limit = np.where(rounds_drawn <= PATIENCE_ROUNDS, first, threshold)
         reach = np.where(is_drawn, limit, 0.0)
     return RobustFit(U, min(threshold, floor), median, reason, carry.center, mostly_outliers, carry)
@@ -200,7 +212,10 @@ def refitted(answer: Arrays, U: Array, center: Array, *, moves: bool) -> tuple[A
     VV, AV, n = answer["VV"], answer["AV"], max(1, int(answer["rows"]))
     mean = answer["total"] / n if moves else np.zeros(len(U))
     scores = mean @ U
+    # about the new center, whose part is subtracted from the sums, so that no row is asked again
     squares = VV - n * np.outer(scores, scores)
+    # a component whose scores are all but zero has no direction; an inverse would make one up from
+    # rounding
     fitted = (AV - n * np.outer(mean, scores)) @ np.linalg.pinv(
         squares, rcond=1e-12, hermitian=True
     )
@@ -285,9 +300,12 @@ def hard_round(
         R = residuals(A, V, U, scratch)
         rows = judge(R, present, threshold, reach, scratch)
         restart = rows.mostly_outliers
+        # in the first round, all rows have just started from scratch
         if restart.any() and carried is not None:
             V[restart] = separate(A[restart], present[restart], U, float(threshold))[0]
             rows = judge(residuals(A, V, U, scratch), present, threshold, reach, scratch)
+        # one step of conjugate gradients, not more: the next round moves U anyway, and three steps
+        # saved no round
         V, R = stepped(V, U, rows, scratch)
         rows = judge(R, present, threshold, reach, scratch)
         C, before, V = rows.pull, V, V + rows.pull @ U

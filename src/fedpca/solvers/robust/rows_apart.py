@@ -94,6 +94,7 @@ def _far(counts: Array, width: float) -> tuple[float, float, float, float]:
     scores = width * (np.arange(N_BINS) - (N_BINS - 1) / 2)
     middle = _weighted_median(scores, counts)
     away = np.abs(scores - middle)
+    # if half of the rows share a bin, nothing is known below the width of a bin
     deviation = NORMAL * max(_weighted_median(away, counts), width / 2)
     squares = counts * away**2 / max((counts * away**2).sum(), np.finfo(float).tiny)
     limit = _gap(away, counts, squares, deviation)
@@ -105,6 +106,7 @@ def _gap(away: Array, counts: Array, squares: Array, deviation: float) -> float:
     """Return a distance within the gap before rows that lie apart, or infinity if none do."""
     beyond = np.sort(away[(counts > 0) & (away > NEAR * deviation)])
     starts = np.append(NEAR * deviation, beyond[:-1]) if beyond.size else beyond
+    # the tails of ordinary rows have gaps as well, wider ones farther out
     is_wide = beyond - starts >= np.maximum(MIN_GAP * deviation, MIN_GAP_SHARE * beyond)
     for start, end in zip(starts[is_wide], beyond[is_wide], strict=True):
         is_apart = away >= end

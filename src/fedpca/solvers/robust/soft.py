@@ -134,6 +134,7 @@ def by_least_squares(
     d, r = U.shape
     U = in_unit(U, moments)
     threshold = moments.first_threshold
+    # what Theorem 2 of the paper needs if only a bound on the rank is known
     ridge = threshold * np.sqrt(max(moments.n, d)) / 2
     least_ridge = MIN_RIDGE_SHARE * ridge
     carry = Carry.first(r, np.zeros(d))
@@ -152,6 +153,7 @@ def by_least_squares(
         mean = answer["total"] / moments.n if moments.moves else np.zeros(d)
         # scores are V = D U (U'U + ridge)^-1, and so is their mean
         scores = np.linalg.solve(U.T @ U + ridge * np.eye(r), U.T @ mean)
+        # about the new center, whose part is subtracted from the sums, so that no row is asked again
         squares = answer["VV"] - moments.n * np.outer(scores, scores)
         products = answer["AV"] - moments.n * np.outer(mean, scores)
         last, U = U, np.linalg.solve(squares + ridge * np.eye(r), products.T).T
@@ -163,10 +165,13 @@ def by_least_squares(
         if change <= limits.tol:
             reason = "converged"
             break
+        # below the median, most entries would count as outliers; above the last threshold, sites would
+        # refuse
         threshold = min(max(SOFT_DECAY * threshold, median), threshold)
         ridge = max(SOFT_DECAY * ridge, least_ridge)
     least = max(10 * limits.tol, NEGLIGIBLE) * moments.size
     bound = max(threshold, TIMES_MEDIAN * median, least)
+    # hard thresholds and models need orthonormal columns, and the leading ones first
     axes = leading_axes(U, squares)
     carry = Carry(U.T @ axes, carry.center, carry.mean_scores)
     fit = RobustFit(axes, bound, median, reason, carry.center, np.zeros(d, bool), carry)
@@ -206,6 +211,7 @@ def relative_change(last: Array, U: Array) -> float:
 def singular_values(U: Array, VV: Array) -> Array:
     """Return the singular values of V U', in descending order, from U and V'V."""
     values, Q = np.linalg.eigh(VV)
+    # (V'V)^(1/2) stands for V, whose rows stay at the sites
     root = (Q * np.sqrt(np.maximum(values, 0.0))) @ Q.T
     return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(root @ (U.T @ U) @ root)[::-1], 0.0)))
 
@@ -225,6 +231,7 @@ def rank_of(values: Array, bound: int) -> Rank:
     """
     if len(values) < 2 or not values[0]:
         return Rank(1)
+    # ratios of negligible values would show drops where nothing is left
     floored = np.maximum(values, MIN_VALUE_SHARE * values[0])
     falls = floored[:-1] / floored[1:]
     largest = int(np.argmax(falls))
@@ -308,5 +315,6 @@ def soft_passes(
         C = np.clip(R, -threshold, threshold, out=scratch("C", R.shape))
         if not present.all():
             C *= present
+        # (V U' + C) to_scores: the regression of the rows without outliers, which are never formed
         before, V = V, V @ turn + C @ to_scores
     return SoftFit(V, before, R, C)
