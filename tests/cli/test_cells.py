@@ -149,6 +149,18 @@ def test_every_model_writes_its_scores_and_components(make, site, labs):
     assert not adata.uns["pca"]["params"]["use_highly_variable"]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_site_with_fewer_local_components_than_another_has_fewer_scores(labs):
+    sites = {name: anndata.read_h5ad(path) for name, path in zip("ab", labs, strict=False)}
+    for adata in sites.values():
+        adata.X = adata.layers["counts"]
+    pca = PersonalizedPCA(1, {"a": 1, "b": 2}, random_state=0).fit(sites)
+    to_anndata(pca, sites["a"], site="a")
+    expected = pca.transform(sites["a"], "a")
+    np.testing.assert_allclose(sites["a"].obsm["X_pca"], expected[:, :2], atol=1e-5)
+    assert not expected[:, 2:].any()
+
+
 def test_a_copy_is_written_whole_or_not_at_all(labs, tmp_path, monkeypatch):
     run("fit", *labs, "--layer", "counts", "-k", 2, "-o", tmp_path / "m", "-q")
     output, before = tmp_path / "out.h5ad", {path.name for path in tmp_path.iterdir()}

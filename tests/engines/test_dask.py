@@ -222,6 +222,17 @@ def test_files_are_read_by_the_workers(processes, tmp_path, monkeypatch):
         FederatedPCA(3).fit(fed)
 
 
+def test_a_model_is_verified_on_a_cluster(processes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    FederatedPCA(3).fit(FRAME).save("m.fedpca")
+    FRAME.assign(patient="p").to_parquet("part.parquet", index=False)
+    processes.wait_for_workers(1)
+    done = command_line.run(
+        "verify", "m.fedpca", "part.parquet", "--cluster", processes.scheduler.address
+    )
+    assert done.exit_code == 0, done.output
+
+
 @pytest.fixture(scope="module")
 def shell(processes, tmp_path_factory):
     """Call fedpca in a process of its own, where no client is in use; return the finished process."""

@@ -340,9 +340,26 @@ def test_the_shell_writes_plots(kind, model_file, tmp_path):
     assert "already exists" in again.stderr
 
 
+def test_the_shell_colors_rows_by_a_column(model_file, tmp_path, monkeypatch):
+    head, *lines = model_file.with_name("x.csv").read_text().splitlines()
+    lines = [f"{line},clinic {i % 3}" for i, line in enumerate(lines)]
+    (tmp_path / "rows.csv").write_text("\n".join([f"{head},clinic", *lines]))
+    drawn = []
+    monkeypatch.setattr("fedpca.cli.plot.save_figure", lambda figure, _: drawn.append(figure))
+    for kind in ("biplot", "control"):
+        done = run(
+            "plot", model_file, kind, "-o", tmp_path / "a.svg", "--rows", tmp_path / "rows.csv",
+            "--groups", "clinic",
+        )  # fmt: skip
+        assert done.exit_code == 0, done.stderr
+        texts = [each.get_text() for each in drawn[-1].axes[0].get_legend().get_texts()]
+        assert {"clinic 0", "clinic 1", "clinic 2"} <= set(texts)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        (["scree", "-o", "a.svg", "--groups", "x"], "--groups has no effect on scree"),
         (["scree", "-o", "a.txt"], "must end in one of .png, .svg, .pdf"),
         (["scree", "-o", "a.svg", "--features", 3], "--features has no effect on scree"),
         (["scree", "-o", "a.svg", "--component", 1], "scree accepts --component 0 times"),

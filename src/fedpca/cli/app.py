@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import click  # newer releases of typer include click
 
 FITTING, MODELS, SUMMARIES = "Fit", "Use a model", "Work with summaries"
-SITES, TRIALS = "Take part as a site, or coordinate", "Try and attack"
+AT_SITES, TRIALS = "Take part as a site, or coordinate", "Try and attack"
 COMMANDS = {  # each with its heading in the list of commands
     "check": FITTING,
     "plan": FITTING,
@@ -36,15 +36,15 @@ COMMANDS = {  # each with its heading in the list of commands
     "report": MODELS,
     "audit": TRIALS,
     "demo": TRIALS,
-    "serve": SITES,
-    "join": SITES,
-    "requests": SITES,
-    "approve": SITES,
-    "deny": SITES,
-    "site-key": SITES,
-    "ledger": SITES,
-    "policy": SITES,
-    "budget": SITES,
+    "serve": AT_SITES,
+    "join": AT_SITES,
+    "requests": AT_SITES,
+    "approve": AT_SITES,
+    "deny": AT_SITES,
+    "site-key": AT_SITES,
+    "ledger": AT_SITES,
+    "policy": AT_SITES,
+    "budget": AT_SITES,
 }
 MARKUP: Literal["markdown"] = "markdown"  # with this, typer rewraps the lines of each paragraph
 

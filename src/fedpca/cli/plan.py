@@ -21,7 +21,7 @@ from fedpca.models.linear import Model, load_model
 from fedpca.solvers.planning import plan as planning
 from fedpca.solvers.planning.machines import BANDWIDTH, LATENCY_S
 
-PLANNED = {
+NOT_IN_PLANS = {
     "solver": "a plan compares several solvers",
     "solver_option": "a plan compares solvers with their usual options",
     "binomial": "a plan is about rows that are drawn, which are not genotypes",
@@ -35,7 +35,7 @@ SPEED_PANEL = "Speeds, which determine the seconds"
 def plan(
     rows: Annotated[int, typer.Option(min=2, help="Approximate number of rows at all sites.")],
     features: Annotated[int, typer.Option(min=1, help="Number of features.")],
-    method: Annotated[Method, LeftOut(PLANNED)] = NO_METHOD,
+    method: Annotated[Method, LeftOut(NOT_IN_PLANS)] = NO_METHOD,
     solver: Annotated[
         list[str],
         typer.Option(
