@@ -74,7 +74,7 @@ def test_a_process_that_is_heard_of_goes_on(monkeypatch):
 
 
 def test_a_process_that_waits_for_questions_needs_no_heartbeats(monkeypatch):
-    server = Server(monkeypatch, seconds=node.HOLD_S)
+    server = Server(monkeypatch, seconds=node.QUESTION_HOLD_S)
     join(server)
     assert server.calls == ["ActivateNode", *3 * ["PullMessages"], "DeactivateNode"]
 

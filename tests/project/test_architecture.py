@@ -149,14 +149,13 @@ SAME_THING = {
 # names that mean different things and are still to be told apart
 # fmt: off
 TO_BE_TOLD_APART = {
-    "ALIKE", "AT_REST", "ApprovalWait", "Asked", "BLOCK_ENTRIES", "Block", "Checked", "DEFAULTS",
-    "END", "End", "Entry", "FILES", "Frame", "KINDS", "Kind", "MAX_ENTRIES", "MAX_LOCAL_STEPS",
-    "MAX_PRODUCTS", "MAX_ROUNDS", "MAX_ROWS", "MAX_SIDE", "MAX_SITES", "MAX_WORK", "METHODS",
-    "MIN_ROWS", "N_BINS", "N_GUARDS", "PASSES", "PERSONALIZED", "PORT", "PRIVACY", "Product",
-    "ROUNDING", "ROWS", "RobustFit", "Round", "Rule", "Run", "SECRET", "SHARE", "SOLVERS",
-    "STEPS", "SUMS", "Shared", "SitePart", "Sizes", "TELLS_APART", "TIMES_LANCZOS", "TOL", "WIDE",
-    "column_sums", "components_of", "grown", "impossible_sums", "in_words", "n_directions",
-    "recorded", "shares_of", "size",
+    "AT_REST", "BLOCK_ENTRIES", "Block", "Checked", "D_WIDE", "END", "End", "Entry", "FAMILIES",
+    "FEW_ROUNDS", "FILES", "Frame", "KINDS", "Kind", "MAX_LOCAL_STEPS", "MAX_PRODUCTS",
+    "MAX_ROUNDS", "MAX_ROWS", "MAX_SIDE", "MIN_ROWS", "N_BINS", "N_GUARDS", "N_LINKED",
+    "PERSONALIZED", "PORT", "Product", "ROUNDING", "ROWS", "Round", "Rows", "Rule", "Run", "SECRET",
+    "SHARE", "SOLVERS", "SUMS", "SitePart", "Sizes", "TELLS_APART", "TIMES_LANCZOS", "TOL", "WIDE",
+    "column_sums", "components_of", "grown", "impossible_sums", "in_words", "many_flags", "option",
+    "rows_with_gaps", "shares_of", "size",
 }
 # fmt: on
 
