@@ -140,3 +140,14 @@ def test_a_model_with_other_features_is_refused(tmp_path):
     FederatedPCA(2).fit(np.random.default_rng(0).standard_normal((30, 5))).save(tmp_path / "m")
     result = planned(*PROMISE, "--like", str(tmp_path / "m"))
     assert "has 5 features, not 20" in " ".join(result.output.split())
+
+
+def test_fits_of_other_kinds_are_planned_without_a_number_of_components():
+    personalized = ("--kind", "personalized", "--shared", "2", "--local", "1", "--json")
+    words = ("plan", "--rows", "900", "--features", "12", *QUIET)
+    result = CliRunner().invoke(app, [*words, *personalized])
+    assert json.loads(result.stdout)["recommended"] == "power"
+    robust = ("--kind", "robust", "--max-components", "13")
+    result = CliRunner().invoke(app, [*words, *robust])
+    assert result.exit_code == 2
+    assert "--max-components 13" in result.output

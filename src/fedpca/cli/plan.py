@@ -105,8 +105,8 @@ def plan(
     """
     with exit_codes(json=json):
         model = method.estimator(noise)
-        k = method.components
-        if method.kind is Kind.pca and not isinstance(k, int):
+        k = method.components if isinstance(method.components, int) else None
+        if method.kind is Kind.pca and k is None:
             raise InputError("a plan requires -k with the number of components")
         bound = k or method.max_components or 0
         most = min(rows, features)
